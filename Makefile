@@ -1,0 +1,20 @@
+# One command each; every one sets up what it needs first and is quick when there is nothing to do.
+#   make setup   install what is missing          make demo   the first process, end to end
+#   make test    every check                      make bench  figures, as ratios (ARGS="mailbox")
+#   make kit     dist/report.zip: the report project with its clients packed beside it
+.PHONY: setup demo test bench kit
+
+setup:
+	@.ci/setup
+
+demo: setup
+	@.ci/demo
+
+test: setup
+	@.ci/test $(ARGS)
+
+bench: setup
+	@.venv/bin/python -m tests.bench $(or $(ARGS),mailbox)
+
+kit: setup
+	@.ci/kit

@@ -1,0 +1,236 @@
+"""The command line: parse, one call, print, exit code. Nothing is imported before a command needs it.
+
+stdout is one JSON document, indented on a terminal; diagnostics, tables and progress go to stderr. Exit 0 done, 1
+refused, failed or incomplete, 2 usage, 3 (verify only) nothing failed but something required was not checked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from chio import __version__
+from chio.errors import ChioError
+
+if TYPE_CHECKING:
+    from chio.runner import Work
+
+_PATH = click.Path(path_type=Path)
+
+
+class Mounted(click.Group):
+    """A group whose further commands live in other packages and are imported when they are named."""
+
+    elsewhere: dict[str, tuple[str, str]] = {}  # noqa: RUF012 - set once, below
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self.elsewhere})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.elsewhere:
+            module, name = self.elsewhere[cmd_name]
+            command: click.Command = getattr(importlib.import_module(module), name)
+            return command
+        return super().get_command(ctx, cmd_name)
+
+
+class Root(Mounted):
+    elsewhere = {"verify": ("verify.cli", "main"), "confine": ("confine.cli", "main")}  # noqa: RUF012
+
+
+class Receipt(Mounted):
+    elsewhere = {"verify": ("verify.cli", "receipt_verify")}  # noqa: RUF012
+
+
+def _print(document: dict[str, Any]) -> None:
+    click.echo(json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+
+
+def _fail(error: Exception) -> None:
+    click.echo(f"chio: {error}", err=True)
+
+
+def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn what is raised into one line on stderr and an exit code."""
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            code = command(*args, **kwargs) or 0
+        except ChioError as error:
+            _fail(error)
+            code = 1
+        sys.exit(code)
+
+    return run
+
+
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="chio", message="%(prog)s %(version)s")
+def main() -> None:
+    """Runs programs that nobody trusts; keeps their calls across crashes; signs what was decided."""
+
+
+@main.group()
+def process() -> None:
+    """Hosts: make one, run a plan on it, look at it."""
+
+
+@main.group(cls=Receipt)
+def receipt() -> None:
+    """Receipts: signed decisions of the Chio kernel."""
+
+
+@process.command()
+@click.option("--config", required=True, type=_PATH, help="The host config, chio.process.host.v1 (JSON).")
+@click.option("--state", required=True, type=_PATH, help="Where the state shall be: absent, or an empty directory.")
+@click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@_errors
+def init(config: Path, state: Path, allow_volatile: bool) -> int:
+    """Make a host's state: keys, capabilities, database. Prints the Chio kernel's public key.
+
+    Example: chio process init --config host.json --state .chio
+    """
+    from chio.host import initialize
+
+    _print(initialize(config, state, allow_volatile=allow_volatile))
+    return 0
+
+
+@process.command()
+@click.option("--state", required=True, type=_PATH, help="A state made by `chio process init`.")
+@click.option("--plan", required=True, type=_PATH, help="The run plan, chio.process.run.v2 (JSON).")
+@click.option(
+    "--allow-unconfined", is_flag=True, help="Let workers with the profile `none` run with this account's rights."
+)
+@click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@click.option(
+    "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
+)
+@_errors
+def run(state: Path, plan: Path, allow_unconfined: bool, allow_volatile: bool, roots: tuple[str, ...]) -> int:
+    """Run a plan, or resume it. Prints the run report; exit 0 only if every worker completed.
+
+    Example: chio process run --state .chio --plan process.json
+    """
+    from chio.host import Host
+    from chio.plans import PlanReader
+    from chio.runner import Runner
+
+    reader = PlanReader(plan, state, allow_unconfined=allow_unconfined, runtime_roots=roots)
+    host = Host(state, allow_volatile=allow_volatile)
+    try:
+        with _table() as show:
+            runner = Runner(host, reader, show)
+            report = runner.run()
+    finally:
+        host.close()
+    _print(report)
+    if runner.refusal is not None:
+        _fail(runner.refusal)
+    return 0 if report["complete"] and runner.refusal is None else 1
+
+
+def _table() -> Any:
+    """The live table of workers on stderr, when a person is looking."""
+    if sys.stderr.isatty():
+        from chio.live import live_table
+
+        return live_table()
+    from contextlib import nullcontext
+
+    def nothing(_work: list[Work]) -> None:
+        return None
+
+    return nullcontext(nothing)
+
+
+@process.command()
+@click.option("--state", required=True, type=_PATH)
+@_errors
+def status(state: Path) -> int:
+    """One snapshot of a host, live or stopped. Changes nothing.
+
+    Example: chio process status --state .chio
+    """
+    from chio.kernel.reader import open_state
+
+    with open_state(state) as reader:
+        _print(reader.status())
+    return 0
+
+
+@process.command()
+@click.option("--state", required=True, type=_PATH)
+@click.option("--process", "name", required=True, metavar="ID")
+@click.option("--attempt", required=True, type=click.IntRange(min=1), metavar="N")
+@_errors
+def logs(state: Path, name: str, attempt: int) -> int:
+    """What one attempt wrote to stdout and stderr (at most 64 KiB each).
+
+    Example: chio process logs --state .chio --process producer --attempt 1
+    """
+    from chio.kernel.reader import open_state
+
+    with open_state(state) as reader:
+        _print(reader.logs(name, attempt))
+    return 0
+
+
+@process.command()
+@click.option("--state", required=True, type=_PATH)
+@click.option("--process", "name", required=True, metavar="ID")
+@click.option("--blob", metavar="SHA256", help="Show this blob instead of the checkpoint.")
+@_errors
+def state(state: Path, name: str, blob: str | None) -> int:
+    """A worker's retained checkpoint, or one of its blobs. Starts nothing, writes nothing, renews nothing.
+
+    Example: chio process state --state .chio --process consumer
+    """
+    from chio.kernel.reader import open_state
+
+    with open_state(state) as reader:
+        _print(reader.state(name, blob))
+    return 0
+
+
+@receipt.command()
+@click.option("--state", required=True, type=_PATH)
+@click.option("--out", required=True, type=_PATH, help="A new file: one receipt per line.")
+@_errors
+def export(state: Path, out: Path) -> int:
+    """Every receipt of a state in log order, its original text.
+
+    Example: chio receipt export --state .chio --out receipts.ndjson
+    """
+    from chio.errors import InputError
+    from chio.kernel.reader import open_state
+
+    count = 0
+    with open_state(state) as reader:
+        try:
+            with open(out, "xb") as file:
+                for text in reader.receipts():
+                    file.write(text + b"\n")
+                    count += 1
+        except OSError as error:
+            raise InputError(
+                "the export cannot be written",
+                file=str(out),
+                field="--out",
+                why=error.strerror,
+                fix="name a new file in a directory that exists",
+            ) from error
+    _print({"schema": "chio.receipt.export.v1", "receipts": count, "file": str(out)})
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The host: owns every process of one state. It holds no key and no database.
+
+It takes the state's lock, starts the kernel (and, through `chio.runner`, the launcher), and speaks with the kernel
+over an inherited socket pair. Every process it starts keeps the lock's descriptor, so the next host cannot begin before
+all of them are dead.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from chio import statedir
+from chio.errors import ChioError, HostFault, InputError, StateError
+from chio.wire import Channel
+
+_KINDS = {"StateError": StateError, "InputError": InputError}
+_STOP_S = 10.0
+
+
+class KernelProcess:
+    """The kernel as the host sees it: one request at a time over the control socket."""
+
+    def __init__(self, pass_fds: tuple[int, ...] = ()) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self._process = (
+                subprocess.Popen(  # -I: nothing of the caller's directory or environment decides what it loads
+                    [sys.executable, "-I", "-m", "chio.kernel", str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(), *pass_fds),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                )
+            )
+        self._channel = Channel(ours, "kernel")
+        self._next = 0
+        self._events: list[dict[str, Any]] = []
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def call(self, op: str, fds: tuple[int, ...] = (), **members: Any) -> dict[str, Any]:
+        """Ask and wait for the answer. Raises what the kernel refused with, or `HostFault` when it is gone."""
+        self._next += 1
+        self._channel.send({"id": self._next, "op": op, **members}, fds)
+        while True:
+            received = self._channel.receive(wait=True)
+            assert received is not None
+            message, _ = received
+            if message.get("re") != self._next:
+                self._events.append(message)
+            elif message["ok"]:
+                return message
+            else:
+                error = message["error"]
+                kind = _KINDS.get(error.pop("kind"), HostFault)
+                raise kind(error.pop("what"), **error)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the kernel said by itself. Raises `HostFault` when it is gone."""
+        while (received := self._channel.receive(wait=False)) is not None:
+            self._events.append(received[0])
+        taken, self._events = self._events, []
+        return taken
+
+    def close(self) -> None:
+        """End it in order; if it is gone or stuck, end it anyway. It loses nothing either way."""
+        try:
+            self.call("quit")
+            self._process.wait(_STOP_S)
+        except (ChioError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        self._channel.close()
+
+
+class Host:
+    """One opened and recovered state, and the kernel that serves it."""
+
+    def __init__(self, path: Path, *, allow_volatile: bool = False) -> None:
+        self.path = path
+        directory = statedir.open_existing(path)
+        try:
+            self.lock = statedir.lock(directory, path)
+            self.kernel = KernelProcess((self.lock,))
+            try:
+                opened = self.kernel.call("open", (directory, self.lock), path=str(path), allow_volatile=allow_volatile)
+            except BaseException:
+                self.kernel.close()
+                os.close(self.lock)
+                raise
+        finally:
+            os.close(directory)
+        self.runtime_id: str = opened["runtime_id"]
+        self.kernel_key: str = opened["kernel_key"]
+        self.processes: list[str] = opened["processes"]
+
+    def close(self) -> None:
+        self.kernel.close()
+        os.close(self.lock)
+
+
+def initialize(config: Path, path: Path, *, allow_volatile: bool) -> dict[str, Any]:
+    """`chio process init`: read the two documents, let a kernel make the state. Raises `InputError`, `StateError`."""
+    from chio import schema
+
+    config_text = read_document(config)
+    policy = config.parent / schema.host_config(config_text, str(config)).policy
+    policy_text = read_document(policy)
+    kernel = KernelProcess()
+    try:
+        answer = kernel.call(
+            "init",
+            path=str(path.absolute()),
+            config=[str(config.absolute()), base64.b64encode(config_text).decode()],
+            policy=[str(policy.absolute()), base64.b64encode(policy_text).decode()],
+            allow_volatile=allow_volatile,
+        )
+    finally:
+        kernel.close()
+    result: dict[str, Any] = answer["result"]
+    return result
+
+
+def read_document(file: Path, limit: int = 8 * 1024 * 1024) -> bytes:
+    """The bytes of one of the operator's files. Raises `InputError`."""
+    try:
+        with open(file, "rb") as opened:
+            return opened.read(limit)
+    except OSError as error:
+        raise InputError(
+            "a document cannot be read", file=str(file), why=os.strerror(error.errno or 0), fix="name a readable file"
+        ) from error

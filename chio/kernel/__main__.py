@@ -1,0 +1,102 @@
+"""`python -I -m chio.kernel FD`: the kernel process, started by the host with its end of the control socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from chio.errors import ChioError, HostFault
+from chio.kernel.store import CommitFailed
+from chio.wire import Channel
+
+
+def main() -> int:
+    # Ctrl-C reaches the whole process group; when to stop is the host's decision, told over the control socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o077)
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])), "host")
+    try:
+        received = channel.receive(wait=True)
+        assert received is not None
+        message, fds = received
+        if message["op"] == "init":
+            channel.send(_reply(message, lambda: _initialize(message)))
+            return 0
+        return _serve(channel, message, fds)
+    except HostFault:
+        return 1
+
+
+def _initialize(message: dict[str, Any]) -> dict[str, Any]:
+    import base64
+
+    from chio.kernel.initialize import Source, initialize
+
+    config, policy = (Source(file, base64.b64decode(text)) for file, text in (message["config"], message["policy"]))
+    return {"result": initialize(Path(message["path"]), config, policy, message["allow_volatile"])}
+
+
+def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
+    import uvloop
+
+    from chio.kernel.control import Control
+    from chio.kernel.process import Kernel
+
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    control = Control(loop, channel)
+    directory = fds[0]  # fds[1] is the state's lock: held until this process is dead
+    opened: list[Kernel] = []
+
+    def start() -> dict[str, Any]:
+        kernel = Kernel(loop, directory, message["path"], message["allow_volatile"], control.cancelled)
+        opened.append(kernel)
+        return {
+            "runtime_id": kernel.runtime_id,
+            "kernel_key": kernel.kernel_key,
+            "processes": list(kernel.tree.nodes),
+            "grants_live": kernel.grants_live(),
+            "recovered": kernel.recovered,
+        }
+
+    reply = _reply(message, start)
+    channel.send(reply)
+    if not opened:
+        return 1
+    control.attach(opened[0])
+    loop.set_exception_handler(lambda _loop, context: _end(message["path"], context))
+    loop.run_until_complete(control.stopped)
+    try:
+        opened[0].close()
+    except CommitFailed as error:
+        _end(message["path"], {"exception": error})
+    return 0
+
+
+def _end(path: str, context: dict[str, Any]) -> None:
+    """A fault of ours or of the disk: end at once, answer nothing more. What was acknowledged is on disk already."""
+    error = context.get("exception")
+    print(
+        f"chio: the Chio kernel stopped ({path}, {error or context['message']}; run the same command again)",
+        file=sys.stderr,
+    )
+    if error is not None and not isinstance(error, CommitFailed):
+        traceback.print_exception(error)
+    os._exit(70)
+
+
+def _reply(message: dict[str, Any], work: Any) -> dict[str, Any]:
+    try:
+        return {"re": message["id"], "ok": True, **work()}
+    except ChioError as error:
+        return {"re": message["id"], "ok": False, "error": {"kind": type(error).__name__, **error.as_wire()}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Workers' connections: one listener for each attempt, one request at a time on each connection.
+
+Identity is the listener a connection came through, the peer's uid where the attempt is confined, and the credential.
+Descriptors that a peer passes are never received: the socket refuses them where Linux can (SO_PASSRIGHTS, 6.16), and
+otherwise they are closed unseen, since the bytes are read without room for ancillary data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Protocol, cast
+
+from chio import wire
+from chio.errors import WireError
+from chio.kernel.ledger import Caller
+
+MAX_CONNECTIONS = 64
+_SO_PASSRIGHTS = 83
+_PEERCRED = struct.Struct("3i")
+_SWEEP_S = 0.5
+
+
+class Service(Protocol):
+    """What answers requests: `chio.kernel.process.Kernel`."""
+
+    def serve(self, caller: Caller, operation: dict[str, Any], plain: bool, connection: Connection) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Listener:
+    """One attempt's socket. `uid` is the peer's, or None for an attempt that is not confined."""
+
+    caller: Caller
+    credential: bytes
+    uid: int | None
+    server: asyncio.Server | None = None
+    connections: set[Connection] = field(default_factory=set)
+
+    def close(self) -> None:
+        """No new connection, and none left: the attempt has ended."""
+        if self.server is not None:
+            self.server.close()
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class Connection(asyncio.Protocol):
+    """One stream of request lines. `deadline` is when a frame or an answer must have moved (loop time, s)."""
+
+    __slots__ = (
+        "_buffer",
+        "_busy",
+        "_hangup",
+        "_listener",
+        "_loop",
+        "_paused",
+        "_service",
+        "_transport",
+        "deadline",
+        "on_lost",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, listener: Listener, service: Service) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._service = service
+        self._buffer = bytearray()
+        self._busy = False
+        self._paused = False
+        self._hangup = False  # an answer is being pushed out, or the stream was refused: abort at the deadline
+        self._transport: asyncio.Transport
+        self.deadline: float | None = None
+        self.on_lost: Callable[[], None] | None = None
+
+    # --- asyncio -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        listener = self._listener
+        if len(listener.connections) >= MAX_CONNECTIONS:
+            self._hang_up_at_once("limit_reached")
+            return
+        peer = transport.get_extra_info("socket")
+        if listener.uid is not None:
+            _pid, uid, _gid = _PEERCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+            if uid != listener.uid:
+                self._hang_up_at_once("unauthenticated")
+                return
+        listener.connections.add(self)
+        self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
+
+    def data_received(self, data: bytes) -> None:
+        if self._hangup and self._busy:
+            return
+        buffer = self._buffer
+        buffer += data
+        if self._busy:
+            # A client that writes on while it is owed an answer is held back, not buffered without end.
+            if len(buffer) > wire.MAX_REQUEST_BYTES:
+                self._transport.pause_reading()
+                self._paused = True
+            return
+        self._next(len(buffer) - len(data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.connections.discard(self)
+        self.deadline = None
+        if self.on_lost is not None:
+            self.on_lost()
+            self.on_lost = None
+
+    def pause_writing(self) -> None:
+        self._hangup = True
+        self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
+
+    def resume_writing(self) -> None:
+        self._hangup = False
+        self.deadline = None
+
+    # --- frames --------------------------------------------------------------------------------------------------
+
+    def _next(self, searched: int = 0) -> None:
+        """Take the next whole line, if there is one, and serve it."""
+        end = self._buffer.find(b"\n", searched)
+        if end < 0:
+            if len(self._buffer) >= wire.MAX_REQUEST_BYTES:
+                self._refuse("invalid_frame")
+            elif self._buffer and (self.deadline is None or searched == 0):
+                self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
+            return
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        if len(line) >= wire.MAX_REQUEST_BYTES:
+            self._refuse("invalid_frame")
+            return
+        self.deadline = None
+        self._busy = True
+        try:
+            credential, operation, plain = wire.request_frame(line)
+        except WireError as error:
+            if error.code == "invalid_frame":
+                self._refuse("invalid_frame")
+            else:
+                self.reply(wire.error_frame(error.code))
+            return
+        listener = self._listener
+        if not hmac.compare_digest(sha256(credential.encode()).digest(), listener.credential):
+            self._refuse("unauthenticated")
+            return
+        self._service.serve(listener.caller, operation, plain, self)
+
+    def reply(self, frame: bytes) -> None:
+        """Answer the request being served and take the next one. Silent when the client has gone."""
+        self.on_lost = None
+        if self._transport.is_closing():
+            return
+        self._transport.write(frame)
+        self._busy = False
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        if self._buffer:
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        if not self._busy and not self._transport.is_closing():
+            self._next()
+
+    def _refuse(self, code: str) -> None:
+        """Answer with an error, read no more requests, and hang up when the client has or the deadline comes.
+
+        What the client still sends is discarded, so that it can finish writing and then read the answer.
+        """
+        self._busy = self._hangup = True
+        self._buffer.clear()
+        self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
+        self._transport.write(wire.error_frame(code))
+        self._transport.write_eof()
+
+    def _hang_up_at_once(self, code: str) -> None:
+        self._busy = self._hangup = True
+        self._transport.write(wire.error_frame(code))
+        self._transport.close()
+
+    def expire(self, now: float) -> None:
+        """Called now and then: a frame that is not delivered, or an answer that is not taken, in time."""
+        if self.deadline is None or now < self.deadline:
+            return
+        if self._hangup:
+            self._transport.abort()
+        else:
+            self._refuse("frame_timeout")
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class Connections:
+    """All listeners of a kernel."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, service: Service) -> None:
+        self._loop = loop
+        self._service = service
+        self._listeners: dict[tuple[str, int], Listener] = {}
+        self._sweep()
+
+    async def listen(self, key: tuple[str, int], listener: Listener, sock: socket.socket) -> None:
+        """Serve one attempt's listening socket."""
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+        except OSError:
+            pass  # before Linux 6.16: see the module's docstring
+        sock.setblocking(False)
+        loop, service = self._loop, self._service
+        server = await loop.create_unix_server(
+            lambda: Connection(loop, listener, service), sock=sock, backlog=MAX_CONNECTIONS
+        )
+        listener.server = server
+        self._listeners[key] = listener
+
+    def close(self, key: tuple[str, int]) -> None:
+        """The attempt ended: its credential and its socket are no longer served."""
+        listener = self._listeners.pop(key, None)
+        if listener is not None:
+            listener.close()
+
+    def close_all(self) -> None:
+        for key in list(self._listeners):
+            self.close(key)
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        for listener in self._listeners.values():
+            for connection in list(listener.connections):
+                connection.expire(now)
+        self._loop.call_later(_SWEEP_S, self._sweep)

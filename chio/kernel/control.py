@@ -1,0 +1,211 @@
+"""The host's operations over the control socket (design: host and kernel meet only here).
+
+Each request is `{"id","op",...}` and is answered `{"re","ok":true,...}` or `{"re","ok":false,"error":{...}}`, in commit
+order. The kernel speaks first only to say which processes were cancelled: `{"event":"cancelled","processes":[...]}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+import socket
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+
+from chio import canonical
+from chio.errors import ChioError, HostFault, StateError
+from chio.kernel import grants, recovery
+from chio.kernel.connections import Listener
+from chio.kernel.ledger import Caller
+from chio.kernel.process import Kernel
+from chio.kernel.writer import Item
+from chio.wire import PROTOCOL, Channel
+
+MAX_LOG_BYTES = 64 * 1024
+
+
+class Control:
+    """Serves one host until it says `quit` or its end of the socket closes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
+        self._loop = loop
+        self._channel = channel
+        self._kernel: Kernel
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stopped = loop.create_future()
+
+    def cancelled(self, processes: list[str]) -> None:
+        self._send({"event": "cancelled", "processes": processes})
+
+    def attach(self, kernel: Kernel) -> None:
+        """Begin to read requests, once the state is open and recovered."""
+        self._kernel = kernel
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        try:
+            while (received := self._channel.receive(wait=False)) is not None:
+                message, fds = received
+                self._handle(message, fds)
+        except HostFault:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._loop.remove_reader(self._channel.fileno())
+        if not self.stopped.done():
+            self.stopped.set_result(None)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message)
+        except HostFault:
+            if not self.stopped.done():
+                self.stopped.set_result(None)
+
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        request, op = message["id"], message["op"]
+        if op == "quit":
+            self._send({"re": request, "ok": True})
+            self._stop()
+            return
+        if op == "listen":
+            task = self._loop.create_task(self._listen(request, message, fds[0]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        work: Callable[[dict[str, Any]], dict[str, Any]] = {
+            "freeze": self._freeze,
+            "progress": self._progress,
+            "reserve": self._reserve,
+            "launched": self._launched,
+            "ended": self._ended,
+            "settled": self._settled,
+            "finish": self._finish,
+        }[op]
+
+        def run() -> dict[str, Any]:
+            try:
+                return {"re": request, "ok": True, **work(message)}
+            except ChioError as error:
+                return {"re": request, "ok": False, "error": {"kind": type(error).__name__, **error.as_wire()}}
+
+        failed = {
+            "re": request,
+            "ok": False,
+            "error": {
+                "kind": "StateError",
+                "what": "the state's disk refused a write",
+                "file": self._kernel.path,
+                "field": None,
+                "why": None,
+                "fix": "free space on it and run the same command again",
+            },
+        }
+        self._kernel.writer.submit(Item(run, self._send, lambda: self._send(failed)))
+
+    # --- operations ----------------------------------------------------------------------------------------------
+
+    def _freeze(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Keep the plan of the first run; `plan` is what is frozen now, which the host compares with its own."""
+        kernel = self._kernel
+        frozen = kernel.host["plan"]
+        if frozen is None and message["plan"] is not None:
+            kernel.writer.open_commit()
+            frozen = message["plan"]
+            kernel.store.set_host("plan", frozen)
+            kernel.host["plan"] = frozen
+        return {"plan": frozen}
+
+    def _progress(self, _message: dict[str, Any]) -> dict[str, Any]:
+        kernel = self._kernel
+        return {
+            "attempts": [
+                {name: value for name, value in attempt.items() if name != "credential"}
+                for attempt in kernel.store.attempts()
+            ],
+            "cancelled": [node.id for node in kernel.tree.nodes.values() if not node.running],
+            "grants_live": kernel.grants_live(),
+        }
+
+    def _reserve(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A durable attempt with a credential of its own, before anything is launched."""
+        kernel, name = self._kernel, message["process"]
+        node = kernel.tree[name]
+        if not grants.lives(node.capability, kernel.clock.now_ms()):
+            raise StateError(
+                "no grant of this process is still valid",
+                file=kernel.path,
+                field=name,
+                why="they expired",
+                fix="grants are never renewed: start a new state",
+            )
+        credential = secrets.token_bytes(32).hex()
+        number = 1 + sum(1 for attempt in kernel.store.attempts() if attempt["process"] == name)
+        kernel.writer.open_commit()
+        kernel.ledger.record("attempt", {"process_id": name, "attempt": number, "event": "reserved"})
+        kernel.store.put_attempt(
+            name, number, sha256(credential.encode()).digest(), message["confined"], kernel.clock.now_ms()
+        )
+        return {
+            "number": number,
+            "connection": {
+                "protocol": PROTOCOL,
+                "process_id": name,
+                "credential": credential,
+                "kernel_key": kernel.kernel_key,
+                "runtime_id": kernel.runtime_id,
+                "capability_id": node.capability.id,
+                "tools": [
+                    {"server_id": grant.server, "tool_name": grant.tool} for grant in node.capability.body.grants
+                ],
+            },
+        }
+
+    async def _listen(self, request: int, message: dict[str, Any], fd: int) -> None:
+        """Serve the attempt's listening socket: from now on its worker can call."""
+        kernel, key = self._kernel, (message["process"], message["number"])
+        caller = Caller(kernel.tree[key[0]], key[1], message["launch_id"])
+        listener = Listener(caller, sha256(message["credential"].encode()).digest(), message["uid"])
+        kernel.live.add(key)
+        await kernel.connections.listen(key, listener, socket.socket(fileno=fd))
+        self._send({"re": request, "ok": True})
+
+    def _launched(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The launch record, committed before the worker's first instruction."""
+        kernel = self._kernel
+        kernel.writer.open_commit()
+        launch_id, _ = kernel.ledger.signed_record("launch", message["record"])
+        kernel.store.launch_attempt(message["process"], message["number"], launch_id)
+        return {"launch_id": launch_id}
+
+    def _ended(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The exit record, the logs and the declared exports of one attempt, in one commit; its credential is revoked."""
+        kernel, name, number = self._kernel, message["process"], message["number"]
+        kernel.connections.close((name, number))
+        kernel.live.discard((name, number))
+        kernel.writer.open_commit()
+        if message["record"] is None:
+            recovery.end_attempt(kernel.store, kernel.ledger, name, number, message["outcome"])
+        else:
+            kernel.ledger.signed_record("exit", message["record"])
+            exports = canonical.encode(message["exports"]).decode() if message["exports"] else None
+            kernel.store.end_attempt(name, number, message["outcome"], message["record"]["usage"], exports)
+        for stream, (kept, written) in message["logs"].items():
+            kernel.store.put_log(name, number, stream, base64.b64decode(kept)[:MAX_LOG_BYTES], written)
+        return {}
+
+    def _settled(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The exports of an attempt are published (or were left from a dead host and are now)."""
+        self._kernel.writer.open_commit()
+        self._kernel.store.settle_exports(message["process"], message["number"])
+        return {}
+
+    def _finish(self, _message: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint of the log, committed before it is shown."""
+        self._kernel.writer.open_commit()
+        self._kernel.writer.checkpoint_log()
+        newest = self._kernel.store.last_checkpoint()
+        return {"checkpoint": newest[2] if newest else None}

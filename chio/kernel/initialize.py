@@ -1,0 +1,170 @@
+"""`chio process init`, the kernel's half: from two documents to a state directory that can be served.
+
+Everything is decided before the directory is made. The database says `ready` in a last commit, when every file is on
+disk: a state that `init` did not finish can never be served, and says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from chio import canonical, schema, statedir
+from chio.errors import StateError
+from chio.kernel import budgets, grants
+from chio.kernel.clock import Clock
+from chio.kernel.log import Log, leaf_hash, origin
+from chio.kernel.store import Store
+from chio.signing import Keyring, signed_text
+
+_JSON_FILE = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One of the operator's files, as it was read: `path` is absolute."""
+
+    path: str
+    text: bytes
+
+    @property
+    def digest(self) -> str:
+        return sha256(self.text).hexdigest()
+
+
+def initialize(path: Path, config_source: Source, policy_source: Source, allow_volatile: bool) -> dict[str, Any]:
+    """Make the state; the JSON that the command prints. Raises `InputError` or `StateError` and leaves nothing servable."""
+    config = schema.host_config(config_source.text, config_source.path)
+    policy = schema.policy(policy_source.text, policy_source.path)
+    ceilings = budgets.ceilings(config, config_source.path)
+    keys, runtime_id, now_ms = Keyring.generate(), str(uuid.uuid4()), Clock(0).now_ms()
+    issued = grants.issue(
+        config, policy, config_source.path, runtime_id=runtime_id, now_ms=now_ms, authority=keys.authority
+    )
+    _refuse_volatile_parent(path, allow_volatile)
+
+    directory = statedir.create(path)
+    statedir.write_new(directory, statedir.LOCK, b"")
+    lock = statedir.lock(directory, path)
+    file_system = statedir.require_durable(directory, path, allow_volatile)
+    os.fchdir(directory)
+    pins = {
+        "schema": "chio.pins.v1",
+        "runtime_id": runtime_id,
+        "kernel_key": keys.kernel.public,
+        "log_key": keys.log.public,
+        "authority_key": keys.authority.public,
+        "config_digest": config_source.digest,
+        "policy_digest": policy_source.digest,
+    }
+    body = canonical.encode(
+        {
+            **pins,
+            "schema": "chio.bootstrap.v1",
+            "created_ms": now_ms,
+            "time_ms": now_ms,
+            "log_origin": origin(runtime_id),
+            "storage": {
+                "filesystem": file_system.name,
+                "journal_mode": "wal",
+                "synchronous": "full",
+                "volatile": not file_system.durable,
+            },
+            "processes": [
+                {
+                    "process_id": name,
+                    "parent_id": _parent_of(config, name),
+                    "capability_id": capability.id,
+                    "ceiling": ceilings[name],
+                }
+                for name, capability in issued.items()
+            ],
+            "servers": [],
+        }
+    )
+    signature, bootstrap_id = keys.kernel.sign("bootstrap", body)
+    bootstrap = signed_text(body, signature)
+    seeds = {name: getattr(keys, name).seed.hex() for name in ("kernel", "log", "authority")}
+    statedir.write_new(directory, statedir.KEYS, orjson.dumps({"schema": "chio.keys.v1", **seeds}, option=_JSON_FILE))
+    statedir.write_new(directory, statedir.CONFIG, config_source.text)
+    statedir.write_new(directory, statedir.POLICY, policy_source.text)
+    statedir.write_new(directory, statedir.KERNEL_PUB, keys.kernel.public.encode() + b"\n")
+    statedir.write_new(directory, statedir.PINS, orjson.dumps(pins, option=_JSON_FILE))
+    statedir.write_new(directory, statedir.BOOTSTRAP, bootstrap + b"\n")
+    statedir.write_new(directory, statedir.RECEIPTS, b"")
+
+    store = Store.create(directory)
+    store.begin()
+    store.put_host(
+        runtime_id=runtime_id,
+        created_ms=now_ms,
+        bootstrap=bootstrap.decode(),
+        bootstrap_id=bootstrap_id,
+        config_path=config_source.path,
+        policy_path=policy_source.path,
+        ready=0,
+    )
+    for position, (name, capability) in enumerate(issued.items()):
+        store.put_process(
+            position,
+            name,
+            _parent_of(config, name),
+            capability.body.depth,
+            capability.body.budget_share_bps,
+            ceilings[name],
+            capability.id,
+            capability.text.decode(),
+        )
+    for box in config.mailboxes:
+        store.put_mailbox(box.id)
+    log = Log(origin(runtime_id), keys.log)
+    hashed = leaf_hash("bootstrap", body, signature)
+    store.put_leaf(log.append(hashed), "bootstrap", body, signature, None, hashed)
+    store.put_checkpoint(log.size, b"".join(log.frontier), log.note())
+    store.commit()
+    os.fsync(directory)
+    _sync_parent(path)
+    store.begin()
+    store.set_host("ready", 1)
+    store.commit()
+    store.close()
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+    return {"initialized": True, "processes": len(issued), "kernel_key": keys.kernel.public, "runtime_id": runtime_id}
+
+
+def _parent_of(config: schema.HostConfig, name: str) -> str | None:
+    return next((child.parent for child in config.children if child.id == name), None)
+
+
+def _refuse_volatile_parent(path: Path, allow_volatile: bool) -> None:
+    """Before anything is made: the file system that the state would lie on."""
+    above = path if path.is_dir() else path.parent
+    try:
+        parent = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StateError(
+            "a state cannot be created here",
+            file=str(path),
+            why=os.strerror(error.errno or 0),
+            fix="make its parent directory first",
+        ) from error
+    try:
+        statedir.require_durable(parent, path, allow_volatile)
+    finally:
+        os.close(parent)
+
+
+def _sync_parent(path: Path) -> None:
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)

@@ -1,0 +1,361 @@
+"""What one commit writes about calls: the decision, its rows, its receipt and its leaves.
+
+`invoke` runs inside the writer's commit and is the only way a call comes into being or is replayed; `settle` moves a
+call that was dispatched, for the normal path and for recovery alike. Both look every move up in the one table
+(`chio.kernel.calls`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from chio import canonical
+from chio.kernel import receipts
+from chio.kernel.admission import GUARD_OF, Facts, Verdict, decide, evidence
+from chio.kernel.calls import OUTCOMES, Counts, Event, State, transition
+from chio.kernel.clock import Clock
+from chio.kernel.grants import MAILBOX_SERVER
+from chio.kernel.log import Log, leaf_hash
+from chio.kernel.mailboxes import Mailboxes, Ran, Refused, Waiting, is_name
+from chio.kernel.store import CallRow, Store
+from chio.kernel.tree import Node, Tree
+from chio.signing import RecordType, SigningKey, signed_text
+
+_INVOKE_FIELDS = frozenset({"op", "operation_key", "server_id", "tool_name", "arguments"})
+
+
+class CallError(Exception):
+    """An answer without a receipt: `code` is the contract's server code. Nothing was written."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, by socket and credential. `attempt` is null under serve, `launch_id` for an unconfined worker."""
+
+    node: Node
+    attempt: int | None
+    launch_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A well-formed `invoke`. `parameters` is the JCS of `arguments`."""
+
+    key: str
+    server: str
+    tool: str
+    arguments: dict[str, Any]
+    parameters: bytes
+    recovery_policy: str
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply that carries a receipt. `wakes` is a mailbox that got a message in this commit."""
+
+    result: bytes
+    receipt: bytes
+    wakes: str | None = None
+
+
+def read_request(operation: dict[str, Any], plain: bool) -> Request:
+    """The fields of an `invoke`. Raises `CallError("invalid_request")`."""
+    keys = operation.keys()
+    if not (
+        keys == _INVOKE_FIELDS
+        or (keys == _INVOKE_FIELDS | {"known_outcome_only"} and operation["known_outcome_only"] is True)
+    ):
+        raise CallError("invalid_request")
+    key, server, tool = operation["operation_key"], operation["server_id"], operation["tool_name"]
+    arguments = operation["arguments"]
+    if not (is_name(key) and is_name(server) and is_name(tool)) or type(arguments) is not dict:
+        raise CallError("invalid_request")
+    policy = "known_outcome_only" if "known_outcome_only" in keys else "default"
+    return Request(key, server, tool, arguments, canonical.encode_scanned(arguments, plain), policy, plain)
+
+
+class Ledger:
+    """Appends to the log and writes calls, always inside a commit that the writer has opened or opens on demand.
+
+    `open_commit` is called before the first write of an item: reads and replays never start a transaction.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        log: Log,
+        tree: Tree,
+        mailboxes: Mailboxes,
+        clock: Clock,
+        key: SigningKey,
+        *,
+        runtime_id: str,
+        policy_hash: str,
+        open_commit: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._log = log
+        self._tree = tree
+        self._mailboxes = mailboxes
+        self._clock = clock
+        self._key = key
+        self._runtime_id = runtime_id
+        self._policy_hash = policy_hash
+        self._open_commit = open_commit
+
+    # --- the log -------------------------------------------------------------------------------------------------
+
+    def append(self, kind: str, body: bytes, signature: str | None = None, disclosed: bytes | None = None) -> int:
+        """One typed leaf; its index."""
+        self._open_commit()
+        hashed = leaf_hash(kind, body, signature)
+        index = self._log.append(hashed)
+        self._store.put_leaf(index, kind, body, signature, disclosed, hashed)
+        return index
+
+    def record(self, kind: str, members: dict[str, Any]) -> int:
+        """An unsigned leaf of ours: schema, runtime and time are added."""
+        body = {"schema": f"chio.{kind}.v1", "runtime_id": self._runtime_id, "time_ms": self._clock.now_ms(), **members}
+        return self.append(kind, canonical.encode(body))
+
+    def signed_record(self, kind: RecordType, members: dict[str, Any]) -> tuple[str, bytes]:
+        """A signed leaf (launch, exit); its id and its signed text."""
+        body = canonical.encode(
+            {"schema": f"chio.{kind}.v1", "runtime_id": self._runtime_id, "time_ms": self._clock.now_ms(), **members}
+        )
+        signature, identity = self._key.sign(kind, body)
+        self.append(kind, body, signature)
+        return identity, signed_text(body, signature)
+
+    # --- a call --------------------------------------------------------------------------------------------------
+
+    def invoke(self, caller: Caller, request: Request, *, may_wait: bool) -> Answer | Waiting:
+        """Decide one call: replay it, refuse it, run a built-in tool, or say that it waits. Raises `CallError`."""
+        node = caller.node
+        known = self._store.find_call(node.id, request.key)
+        salt = known.parameter_salt if known else secrets.token_bytes(receipts.SALT_BYTES)
+        parameter_hash = receipts.commitment(salt, request.parameters)
+        binding = receipts.binding(
+            self._runtime_id,
+            node.id,
+            request.key,
+            node.capability.id,
+            request.server,
+            request.tool,
+            parameter_hash,
+            request.recovery_policy,
+        )
+        now_ms = self._clock.now_ms()
+        decision = decide(
+            Facts(
+                running=all(above.running for above in node.path),
+                known_binding=known.binding if known else None,
+                binding=binding,
+                budget=node.budget(),
+                chain=node.chain,
+                revoked=self._tree.revoked,
+                now_ms=now_ms,
+                server=request.server,
+                tool=request.tool,
+                constraints_hold=lambda _position: True,  # init refuses constraints in this version
+                invocations_left=lambda position: self._invocations_left(node, position),
+            )
+        )
+        if decision.verdict is Verdict.REPLAY and known is not None:
+            return self._replay(known)
+        if decision.verdict in (Verdict.CANCELLED, Verdict.CONFLICT, Verdict.LIMIT_REACHED):
+            raise CallError(decision.verdict.value)
+        call = CallRow(
+            process=node.id,
+            operation_key=request.key,
+            state=State.REFUSED,
+            server=request.server,
+            tool=request.tool,
+            recovery_policy=request.recovery_policy,
+            binding=binding,
+            parameter_salt=salt,
+            parameter_hash=parameter_hash,
+            parameters=None,
+            dispatch=1,
+            request_id=receipts.request_id(self._runtime_id, node.id, request.key, 1),
+            attempt=caller.attempt,
+            launch_id=caller.launch_id,
+            debited=None,
+            reason=None,
+            output=None,
+            receipt=None,
+        )
+        checks = evidence(decision.verdict)
+        if decision.grant is None:
+            call.reason = decision.verdict.value
+            return self._enter(call, node, Event.REFUSED, request.parameters, checks, GUARD_OF[decision.verdict])
+        return self._built_in(call, node, request, decision.grant, checks, may_wait)
+
+    def _built_in(
+        self, call: CallRow, node: Node, request: Request, grant: int, checks: list[dict[str, object]], may_wait: bool
+    ) -> Answer | Waiting:
+        if request.server != MAILBOX_SERVER:
+            raise CallError(
+                "runtime_error"
+            )  # a tool server: none is configured in this version, and init refuses grants on one
+        ran = self._mailboxes.run(request.tool, request.arguments, node.id, request.plain, may_wait)
+        if isinstance(ran, Waiting):
+            return ran
+        if isinstance(ran, Refused):
+            call.reason = ran.reason
+            checks.append({"guard": "mailbox", "passed": False, "detail": ran.detail})
+            return self._enter(call, node, Event.REFUSED, request.parameters, checks, "mailbox")
+        self._open_commit()
+        if ran.write is not None:
+            ran.write()
+        call.output = ran.output
+        debits = node.debit_path(grant)
+        call.debited = (
+            canonical.encode_plain([[at.id, position] for at, position, _ in debits]).decode() if debits else None
+        )
+        answer = self._enter(call, node, Event.BUILT_IN_RAN, request.parameters, checks, None, debits)
+        return Answer(answer.result, answer.receipt, ran.wakes)
+
+    def _enter(
+        self,
+        call: CallRow,
+        node: Node,
+        event: Event,
+        parameters: bytes,
+        checks: list[dict[str, object]],
+        guard: str | None,
+        debits: list[tuple[Node, int, int]] | None = None,
+    ) -> Answer:
+        """Write a call that is decided at once: its row, its debits, its receipt."""
+        self._open_commit()
+        move = transition(None, event)
+        call.state = move.to
+        receipt = self._receipt(call, node, parameters, checks, guard)
+        if Counts.CALL in move.counts:
+            self._store.debit_calls(above.id for above in node.path)
+            for above in node.path:
+                above.calls += 1
+        if Counts.GRANTS in move.counts:
+            for at, position, _ in debits or []:
+                self._store.debit_grant(at.id, position, 1)
+        self._store.put_call(call)
+        return Answer(_result(call, receipt), receipt)
+
+    def settle(self, call: CallRow, event: Event, detail: str, output: bytes | None = None) -> bytes:
+        """Move a dispatched call: its row, its refund, its receipt, its incident. The receipt's text."""
+        before = call.state
+        move = transition(before, event)
+        node = self._tree[call.process]
+        parameters = call.parameters
+        if parameters is None:
+            raise CallError("runtime_error")
+        self._open_commit()
+        call.state, call.parameters, call.output = move.to, None, output
+        call.reason = OUTCOMES[move.to].terminal_reason
+        receipt = b""
+        for leaf in move.leaves:
+            if leaf == "receipt":
+                receipt = self._receipt(
+                    call, node, parameters, [{"guard": "dispatch", "passed": False, "detail": detail}], None
+                )
+            else:
+                self.record(leaf, {"call": _call_members(call), "detail": detail})
+        if Counts.REFUND in move.counts:
+            for name, position in orjson.loads(call.debited or "[]"):
+                self._store.debit_grant(name, position, -1)
+        self._store.move_call(call, before)
+        return receipt
+
+    def _invocations_left(self, node: Node, grant: int) -> bool:
+        return all(self._store.grant_used(at.id, position) < most for at, position, most in node.debit_path(grant))
+
+    def _replay(self, call: CallRow) -> Answer:
+        if call.receipt is None:
+            raise CallError("runtime_error")  # dispatched, its outcome not yet known
+        _, body, signature, disclosed = self._store.leaf(call.receipt)
+        receipt = receipts.text(body.encode(), (disclosed or "{}").encode(), (signature or "").encode())
+        return Answer(_result(call, receipt), receipt)
+
+    def _receipt(
+        self, call: CallRow, node: Node, parameters: bytes, checks: list[dict[str, object]], guard: str | None
+    ) -> bytes:
+        """Sign and append the receipt of a call in its new state; its text. Sets `call.receipt`."""
+        outcome = OUTCOMES[call.state]
+        decision: dict[str, Any] = {"verdict": outcome.decision}
+        if call.reason is not None:
+            decision["reason"] = call.reason
+        if guard is not None:
+            decision["guard"] = guard
+        output_salt = secrets.token_bytes(receipts.SALT_BYTES) if call.output is not None else None
+        output = None
+        if call.output is not None and output_salt is not None:
+            kind = orjson.loads(call.output)["kind"] if not call.output.startswith(b'{"kind":"value"') else "value"
+            output = {"kind": kind, "hash": receipts.commitment(output_salt, call.output)}
+        body = canonical.encode_plain(
+            {
+                "schema": receipts.SCHEMA,
+                "runtime_id": self._runtime_id,
+                "log_index": self._log.size,
+                "time_ms": self._clock.now_ms(),
+                "capability_id": node.capability.id,
+                "tool_server": call.server,
+                "tool_name": call.tool,
+                "action": {"parameter_hash": call.parameter_hash},
+                "decision": decision,
+                "terminal_state": _terminal_state(call),
+                "output": output,
+                "policy_hash": self._policy_hash,
+                "call": _call_members(call),
+                "attempt": {"number": call.attempt, "launch_id": call.launch_id} if call.attempt is not None else None,
+                "evidence": checks,
+                "kernel_key": self._key.public,
+            }
+        )
+        disclosed = receipts.disclosed(parameters, call.parameter_salt, output_salt)
+        signature, _ = self._key.sign("receipt", body)
+        call.receipt = self.append("receipt", body, signature, disclosed)
+        return receipts.text(body, disclosed, signature.encode())
+
+
+def _terminal_state(call: CallRow) -> dict[str, str]:
+    outcome = OUTCOMES[call.state]
+    if outcome.terminal_reason is None:
+        return {"state": outcome.terminal_state}
+    return {"state": outcome.terminal_state, "reason": outcome.terminal_reason}
+
+
+def _call_members(call: CallRow) -> dict[str, Any]:
+    """The `call` object of receipts, intents and incidents."""
+    return {
+        "process_id": call.process,
+        "operation_key": call.operation_key,
+        "request_id": call.request_id,
+        "binding": call.binding,
+        "dispatch": call.dispatch,
+        "recovery_policy": call.recovery_policy,
+    }
+
+
+def _result(call: CallRow, receipt: bytes) -> bytes:
+    """The `result` of an invoke's reply, from what is stored: a replay is byte for byte the first answer."""
+    return orjson.dumps(
+        {
+            "request_id": call.request_id,
+            "verdict": OUTCOMES[call.state].verdict,
+            "output": orjson.Fragment(call.output) if call.output is not None else None,
+            "reason": call.reason,
+            "terminal_state": _terminal_state(call),
+            "receipt_json": receipt.decode(),
+            "execution_nonce_json": None,
+        }
+    )

@@ -1,0 +1,146 @@
+-- The state of one host. Times are Unix milliseconds; digests are lower-case hex unless the column says raw.
+-- Texts called JCS are RFC 8785 and are never parsed and rebuilt: what was stored is what is signed and answered.
+
+CREATE TABLE host (
+    id            INTEGER PRIMARY KEY CHECK (id = 1),
+    runtime_id    TEXT NOT NULL,               -- random UUID of this host
+    created_ms    INTEGER NOT NULL,
+    bootstrap     TEXT NOT NULL,               -- JCS, signed: keys, digests, storage, processes
+    bootstrap_id  TEXT NOT NULL,               -- digest of what was signed
+    config_path   TEXT NOT NULL,               -- where the operator's own files lay at init: a change there is refused
+    policy_path   TEXT NOT NULL,
+    ready         INTEGER NOT NULL CHECK (ready IN (0, 1)),  -- 1 only when every file of the state is on disk
+    plan          TEXT                         -- JCS of the frozen plan, with what it resolved to; null before the first run
+) STRICT;
+
+CREATE TABLE process (
+    position      INTEGER PRIMARY KEY,         -- order of declaration; root is 0
+    id            TEXT NOT NULL UNIQUE,
+    parent        TEXT REFERENCES process (id),
+    depth         INTEGER NOT NULL CHECK (depth >= 0),
+    share_bps     INTEGER NOT NULL CHECK (share_bps BETWEEN 1 AND 10000),
+    ceiling       INTEGER NOT NULL CHECK (ceiling >= 1),  -- most new logical calls of its subtree
+    state         TEXT NOT NULL CHECK (state IN ('running', 'cancelled')),
+    capability_id TEXT NOT NULL UNIQUE,
+    capability    TEXT NOT NULL                -- JCS, signed by the authority key
+) STRICT;
+
+CREATE TABLE usage (                           -- apart from `process`: a debit must not rewrite the capability text
+    process       TEXT PRIMARY KEY REFERENCES process (id),
+    calls         INTEGER NOT NULL CHECK (calls >= 0)  -- new logical calls of the subtree, refused ones too
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE grant_usage (                     -- only for grants that carry max_invocations
+    process       TEXT NOT NULL REFERENCES process (id),
+    position      INTEGER NOT NULL,            -- index of the grant in the capability
+    used          INTEGER NOT NULL CHECK (used >= 0),
+    PRIMARY KEY (process, position)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE revocation (                      -- a capability and, through the chain, its descendants
+    capability_id TEXT PRIMARY KEY,
+    at_ms         INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE leaf (                            -- the append-only log
+    idx           INTEGER PRIMARY KEY,         -- from 0, without a gap
+    type          TEXT NOT NULL CHECK (type IN ('bootstrap', 'intent', 'receipt', 'incident', 'attempt', 'launch', 'exit',
+                      'revocation', 'cancellation', 'reconciliation', 'tombstone', 'epoch')),
+    body          TEXT NOT NULL,               -- JCS
+    signature     TEXT,                        -- null where the checkpoints do the signing
+    disclosed     TEXT,                        -- receipts: JCS beside the signed body; not part of the leaf
+    hash          BLOB NOT NULL CHECK (length(hash) = 32)  -- raw, RFC 9162 leaf hash
+) STRICT;
+
+CREATE TABLE log_checkpoint (
+    size          INTEGER PRIMARY KEY,         -- leaves it covers
+    frontier      BLOB NOT NULL,               -- raw, roots of the full subtrees, largest first
+    note          TEXT NOT NULL                -- C2SP tlog-checkpoint
+) STRICT;
+
+CREATE TABLE call (
+    id            INTEGER PRIMARY KEY,
+    process       TEXT NOT NULL REFERENCES process (id),
+    operation_key TEXT NOT NULL,
+    state         TEXT NOT NULL CHECK (state IN ('refused', 'completed', 'dispatched', 'compensated', 'unknown', 'reconciled')),
+    server        TEXT NOT NULL,
+    tool          TEXT NOT NULL,
+    recovery_policy TEXT NOT NULL CHECK (recovery_policy IN ('default', 'known_outcome_only')),
+    binding       TEXT NOT NULL,
+    parameter_salt BLOB NOT NULL CHECK (length(parameter_salt) = 16),  -- raw, drawn once per key
+    parameter_hash TEXT NOT NULL,
+    parameters    TEXT,                        -- JCS; only while dispatched: a receipt discloses them
+    dispatch      INTEGER NOT NULL CHECK (dispatch BETWEEN 1 AND 3),
+    request_id    TEXT NOT NULL,
+    attempt       INTEGER,                     -- attempt that made the call; null under serve
+    launch_id     TEXT,
+    debited       TEXT,                        -- JCS list of [process, grant] debited from max_invocations, null when none
+    reason        TEXT,                        -- of a refusal or an unknown outcome
+    output        TEXT,                        -- JCS of the whole output object
+    receipt       INTEGER REFERENCES leaf (idx),  -- the receipt that answers; null while dispatched
+    UNIQUE (process, operation_key),
+    CHECK ((state = 'dispatched') = (receipt IS NULL)),
+    CHECK ((state = 'dispatched') = (parameters IS NOT NULL))
+) STRICT;
+
+CREATE INDEX call_dispatched ON call (id) WHERE state = 'dispatched';
+
+CREATE TABLE attempt (
+    process       TEXT NOT NULL REFERENCES process (id),
+    number        INTEGER NOT NULL CHECK (number >= 1),
+    state         TEXT NOT NULL CHECK (state IN ('reserved', 'running', 'ended')),
+    credential    BLOB NOT NULL CHECK (length(credential) = 32),  -- raw SHA-256 of the credential
+    confined      INTEGER NOT NULL CHECK (confined IN (0, 1)),
+    reserved_ms   INTEGER NOT NULL,
+    launch_id     TEXT,
+    outcome       TEXT,
+    peak_resident_bytes INTEGER,
+    peak_resident_source TEXT,
+    cpu_ms        INTEGER,
+    exports       TEXT,                        -- JCS list of staged files {staged, file, bytes, sha256}; null once settled
+    PRIMARY KEY (process, number),
+    CHECK ((state = 'ended') = (outcome IS NOT NULL))
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE attempt_log (
+    process       TEXT NOT NULL,
+    number        INTEGER NOT NULL,
+    stream        TEXT NOT NULL CHECK (stream IN ('stdout', 'stderr')),
+    kept          BLOB NOT NULL,               -- at most 64 KiB, the credential replaced
+    bytes         INTEGER NOT NULL,            -- written by the worker in all
+    PRIMARY KEY (process, number, stream)
+) STRICT;
+
+CREATE TABLE worker_checkpoint (
+    process       TEXT PRIMARY KEY REFERENCES process (id),
+    revision      TEXT NOT NULL,               -- decimal, without limit
+    value         TEXT NOT NULL                -- JCS, at most 1 MiB
+) STRICT;
+
+CREATE TABLE blob (
+    process       TEXT NOT NULL REFERENCES process (id),
+    sha256        TEXT NOT NULL,
+    bytes         INTEGER NOT NULL,
+    data          BLOB NOT NULL,
+    PRIMARY KEY (process, sha256)
+) STRICT;
+
+CREATE TABLE mailbox (
+    id            TEXT PRIMARY KEY,
+    last_sequence INTEGER NOT NULL,            -- of the newest message, 0 before the first
+    acknowledged_through INTEGER NOT NULL,
+    pending_messages INTEGER NOT NULL,
+    pending_bytes INTEGER NOT NULL,
+    CHECK (acknowledged_through <= last_sequence)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE message (
+    mailbox       TEXT NOT NULL REFERENCES mailbox (id),
+    sequence      INTEGER NOT NULL,
+    message_key   TEXT NOT NULL,
+    sender        TEXT NOT NULL REFERENCES process (id),
+    payload_sha256 TEXT NOT NULL,              -- of its JCS; kept after the payload is dropped
+    payload       TEXT,                        -- JCS; null once acknowledged
+    PRIMARY KEY (mailbox, sequence),
+    UNIQUE (mailbox, message_key)
+) STRICT;

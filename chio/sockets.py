@@ -1,0 +1,66 @@
+"""The attempts' listening sockets: one private directory for each state, one socket for each attempt.
+
+The directory (mode 0700) is the barrier; a worker sees one bind mount of its own socket. A name fits sun_path
+(unix(7): 108 bytes) for every allowed process id.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+from types import TracebackType
+
+from chio.errors import InputError, StateError
+
+_BACKLOG = 64
+
+
+class SocketDirectory:
+    """`/run/chio/<id>` for root, below XDG_RUNTIME_DIR otherwise. `abandoned` counts what a dead host left in it."""
+
+    def __init__(self, runtime_id: str) -> None:
+        base = "/run/chio" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
+        if not base:
+            raise InputError(
+                "there is no private place for sockets",
+                field="XDG_RUNTIME_DIR",
+                why="it is not set",
+                fix="log in with a session that sets it, or run as root",
+            )
+        self.path = os.path.join(base, runtime_id.replace("-", "")[:16])
+        self.abandoned = 0
+
+    def __enter__(self) -> SocketDirectory:
+        if os.geteuid() == 0:
+            os.makedirs("/run/chio", mode=0o755, exist_ok=True)
+        if os.path.lexists(self.path):
+            # The state's lock is ours, so whoever made these is dead.
+            self.abandoned = len(os.listdir(self.path))
+            shutil.rmtree(self.path)
+        os.mkdir(self.path, 0o700)
+        made = os.stat(self.path, follow_symlinks=False)
+        if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o077:
+            raise StateError("the socket directory is not private", file=self.path, fix="remove it and try again")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def bind(self, name: str) -> tuple[socket.socket, str]:
+        """A listening socket and its path. Mode 0666: the directory is what keeps others out."""
+        path = f"{self.path}/{name}.sock"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(path)
+        os.chmod(path, 0o666)
+        listening.listen(_BACKLOG)
+        return listening, path
+
+    def remove(self, name: str) -> None:
+        try:
+            os.unlink(f"{self.path}/{name}.sock")
+        except FileNotFoundError:
+            pass

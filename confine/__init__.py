@@ -1,0 +1,87 @@
+"""Linux confinement of one program at a time, refused rather than weakened. Imports nothing of chio.
+
+The names are loaded when first used: the launcher process is forked for every worker, and every megabyte it does not
+hold is time that a fork does not take.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from confine.errors import ConfineError, ExportRefused, LauncherLost, LimitRefused, ProfileError
+    from confine.exports import Collected, collect_exports, discard_staged, publish_staged, stage_exports
+    from confine.identities import Identity, claim_identity
+    from confine.launch import Launcher, launch_spec
+    from confine.limits import check_limits
+    from confine.plan import plan_mounts, resolve_executable
+    from confine.profile import Profile, load_profile
+    from confine.spec import (
+        CAPTURE_BYTES,
+        SOCKET_PATH,
+        Bind,
+        Event,
+        Exited,
+        Field,
+        LaunchFailed,
+        LaunchSpec,
+        Limits,
+        MountPlan,
+        Observed,
+        Usage,
+    )
+
+_MODULES = {
+    "errors": ("ConfineError", "ExportRefused", "LauncherLost", "LimitRefused", "ProfileError"),
+    "exports": ("Collected", "collect_exports", "discard_staged", "publish_staged", "stage_exports"),
+    "identities": ("Identity", "claim_identity"),
+    "launch": ("Launcher", "launch_spec"),
+    "limits": ("check_limits",),
+    "plan": ("plan_mounts", "resolve_executable"),
+    "profile": ("Profile", "load_profile"),
+    "spec": (
+        *("CAPTURE_BYTES", "SOCKET_PATH", "Bind", "Event", "Exited", "Field", "LaunchFailed", "LaunchSpec"),
+        *("Limits", "MountPlan", "Observed", "Usage"),
+    ),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'confine' has no attribute {name!r}")
+    return getattr(import_module(f"confine.{_HOME[name]}"), name)
+
+
+__all__ = [
+    "CAPTURE_BYTES",
+    "SOCKET_PATH",
+    "Bind",
+    "Collected",
+    "ConfineError",
+    "Event",
+    "Exited",
+    "ExportRefused",
+    "Field",
+    "Identity",
+    "LaunchFailed",
+    "LaunchSpec",
+    "Launcher",
+    "LauncherLost",
+    "LimitRefused",
+    "Limits",
+    "MountPlan",
+    "Observed",
+    "Profile",
+    "ProfileError",
+    "Usage",
+    "check_limits",
+    "claim_identity",
+    "collect_exports",
+    "discard_staged",
+    "launch_spec",
+    "load_profile",
+    "plan_mounts",
+    "publish_staged",
+    "resolve_executable",
+    "stage_exports",
+]

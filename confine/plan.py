@@ -1,0 +1,270 @@
+"""From an argv and a folder to a MountPlan: what one worker will see, decided before anything starts.
+
+In order: the cwd and the read paths, what the command is, what it needs to run (confine.programs), the system's own
+folders, state directories to hide. All paths in a plan are resolved; a link found later where a plan says folder is a
+change, and refused at launch.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from confine.digests import path_digest
+from confine.errors import ConfineError
+from confine.programs import Program, find_program
+from confine.spec import Bind, MountPlan
+
+STATE_MARK = "authority.db"  # what a directory holds that is a host's state
+_MAX_ENTRIES = 500_000
+_MAX_MASKS = 256
+_MERGED_USR = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+# Of /etc, only what a program needs to find its libraries and to check certificates; accounts are synthetic.
+_ETC = ("alternatives", "ld.so.cache", "localtime", "ssl/certs", "ssl/openssl.cnf")
+# Folders that are never handed over whole: they hold the machine, or everyone's secrets.
+_NEVER = ("/", "/boot", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var", "/var/tmp")
+_OWN = ("/proc", "/dev", "/run/chio", "/sys", "/etc")  # made new inside, so nothing else is mounted there
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making. `binds` by path; `links` by path."""
+
+    binds: dict[str, Bind] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+
+def resolve_executable(command: str, cwd: str, path_env: str | None = None) -> str:
+    """The absolute path of a command: with a slash relative to cwd, a bare name by PATH. ConfineError."""
+    if "/" in command:
+        found = os.path.normpath(os.path.join(cwd, command))
+        if not os.path.isfile(found):
+            raise ConfineError(
+                f"the command {command!r} is not there", path=found, fix="correct the command or its cwd"
+            )
+        candidates = [found]
+    else:
+        folders = [
+            f for f in (os.environ.get("PATH", "") if path_env is None else path_env).split(":") if f.startswith("/")
+        ]
+        candidates = [c for c in (os.path.join(f, command) for f in folders) if os.path.isfile(c)]
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return candidate
+    if candidates:
+        raise ConfineError(f"the command {command!r} is not executable", path=candidates[0], fix="chmod +x it")
+    raise ConfineError(f"the command {command!r} is not on PATH", fix="install it, or give its path with a slash")
+
+
+def plan_mounts(
+    *,
+    argv: Sequence[str],
+    cwd: str,
+    state_dir: str | None,
+    read: Sequence[str] = (),
+    runtime_roots: Sequence[str] = (),
+    socket: str | None = None,
+    exports_directory: str | None = None,
+    path_env: str | None = None,
+) -> MountPlan:
+    """What a worker with this command sees. Relative `read` paths and exports are relative to cwd.
+
+    state_dir          this host's own state, hidden wherever it is; other hosts' are found by their authority.db
+    runtime_roots      folders where an interpreter may be looked for, besides /usr, /opt and this interpreter's own
+    socket             the attempt's socket on the machine; a plan made to be frozen has none
+    exports_directory  an existing folder; inside, an empty private one is at its path
+    path_env           where a bare command is looked up (default: this process's PATH)
+
+    ConfineError, with the path and the fix, before anything is started or made.
+    """
+    if not argv or any("\0" in item for item in argv):
+        raise ConfineError("a command is a list of at least one text without NUL", fix="correct the command")
+    cwd = _folder(cwd, "cwd")
+    states = [os.path.realpath(state_dir)] if state_dir is not None else []
+    draft = _Draft()
+    _system(draft)
+    _bind(draft, cwd)
+    for path in read:
+        _bind(draft, _read_path(path, cwd))
+    executable = resolve_executable(argv[0], cwd, path_env)
+    bare = "/" not in argv[0]
+    roots = tuple(_folder(root, "runtime root") for root in runtime_roots)
+    program = find_program(
+        executable,
+        visible=tuple(draft.binds),
+        roots=("/usr", "/opt", sys.base_prefix, sys.prefix, *roots),
+        bare=bare,
+    )
+    _add_program(draft, program)
+    binds = _order(draft)
+    masks = _masks(binds, states)
+    _refuse_inside_state(cwd, [*masks, *states])
+    scratch = _scratch(exports_directory, cwd, masks, states)
+    return MountPlan(
+        argv=(program.executable if bare else argv[0], *argv[1:]),
+        cwd=cwd,
+        executable=program.executable,
+        executable_sha256=path_digest(program.executable),
+        program=program.image,
+        program_sha256=path_digest(program.image),
+        binds=binds,
+        links=tuple(sorted(draft.links.items())),
+        masks=tuple(mask for mask in masks if mask != scratch),
+        scratch=scratch,
+        socket=None if socket is None else os.path.realpath(socket),
+        visible_files=_visible_files(argv[1:], cwd, binds, masks),
+    )
+
+
+def _folder(path: str, what: str) -> str:
+    resolved = os.path.realpath(path)
+    if not os.path.isdir(resolved):
+        raise ConfineError(f"the {what} is not a folder that exists", path=path, fix="make it, or correct the path")
+    return _allowed(resolved, path, what)
+
+
+def _read_path(path: str, cwd: str) -> str:
+    """A read path is what it says: one that is a link to elsewhere is refused, not followed."""
+    named = os.path.normpath(os.path.join(cwd, path))
+    try:
+        mode = os.lstat(named).st_mode
+    except OSError as error:
+        raise ConfineError(f"a read path cannot be used: {error.strerror}", path=named, fix="correct it") from None
+    if stat.S_ISLNK(mode) or os.path.realpath(named) != named:
+        fix = f"name what it leads to: {os.path.realpath(named)}"
+        raise ConfineError("a read path leads through a link to elsewhere", path=named, fix=fix)
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ConfineError("a read path is a device, socket or pipe", path=named, fix="name a file or a folder")
+    return _allowed(named, path, "read path")
+
+
+def _allowed(resolved: str, path: str, what: str) -> str:
+    if resolved in _NEVER or any(_beneath(resolved, own) for own in ("/proc", "/dev", "/sys", "/run/chio")):
+        raise ConfineError(
+            f"the {what} is a folder of the machine, never visible whole", path=path, fix="name one below it"
+        )
+    return resolved
+
+
+def _system(draft: _Draft) -> None:
+    _bind(draft, "/usr")
+    for name in _MERGED_USR:
+        _link_or_bind(draft, f"/{name}")
+    for name in _ETC:
+        _link_or_bind(draft, f"/etc/{name}")
+
+
+def _link_or_bind(draft: _Draft, path: str) -> None:
+    if os.path.islink(path):
+        draft.links[path] = os.readlink(path)
+    elif os.path.exists(path):
+        _bind(draft, path)
+
+
+def _bind(draft: _Draft, path: str) -> None:
+    """One more read-only bind, unless a folder that holds it is there already and shows it just so."""
+    status = os.stat(path)
+    directory = stat.S_ISDIR(status.st_mode)
+    open_to_all = status.st_mode & (0o005 if directory else 0o004)
+    needed = 0o005 if directory else 0o004
+    owner = None if open_to_all == needed else (status.st_uid, status.st_gid)
+    for known in draft.binds.values():
+        if path == known.path or (_beneath(path, known.path) and _shown(status.st_uid, owner, path, known)):
+            return
+    draft.binds[path] = Bind(path, directory, owner)
+
+
+def _shown(uid: int, owner: tuple[int, int] | None, path: str, known: Bind) -> bool:
+    """Whether the worker can use `path` through the bind that holds it, so that it needs none of its own."""
+    if known.owner is not None:
+        return uid == known.owner[0]
+    if owner is not None:
+        return False
+    top = known.path
+    while path != top:
+        path = os.path.dirname(path)
+        if path != top and not os.stat(path).st_mode & 0o001:
+            return False
+    return True
+
+
+def _add_program(draft: _Draft, program: Program) -> None:
+    for path in program.needs:
+        _bind(draft, path)
+    for path, target in program.links.items():
+        if not any(_beneath(path, bind) for bind in draft.binds):
+            draft.links.setdefault(path, target)
+
+
+def _order(draft: _Draft) -> tuple[Bind, ...]:
+    """Parents before children, so that a child is mounted into its parent and not under it."""
+    return tuple(draft.binds[path] for path in sorted(draft.binds, key=lambda path: (path.count("/"), path)))
+
+
+def _masks(binds: Sequence[Bind], states: Sequence[str]) -> tuple[str, ...]:
+    """State directories at or below any bound folder that is not the system's, none inside another."""
+    found = {state for state in states if any(_beneath(state, bind.path) for bind in binds)}
+    entries = 0
+    for bind in binds:
+        if not bind.directory or _beneath(bind.path, "/usr") or _beneath(bind.path, "/etc"):
+            continue
+        for folder, folders, files in os.walk(bind.path):
+            entries += len(folders) + len(files)
+            if STATE_MARK in files:
+                found.add(folder)
+            if folder in found:
+                folders.clear()
+            if entries > _MAX_ENTRIES:
+                fix = "give the worker a smaller folder"
+                raise ConfineError(f"more than {_MAX_ENTRIES} entries to search for states", path=bind.path, fix=fix)
+    if len(found) > _MAX_MASKS:
+        raise ConfineError(
+            f"more than {_MAX_MASKS} state directories to hide", path=min(found), fix="name a smaller folder"
+        )
+    return tuple(sorted(path for path in found if not any(path != other and _beneath(path, other) for other in found)))
+
+
+def _refuse_inside_state(cwd: str, states: Sequence[str]) -> None:
+    for state in states:
+        if _beneath(cwd, state):
+            raise ConfineError("the cwd is inside a host's state, which no worker sees", path=cwd, fix="move it out")
+    parent = cwd
+    while parent != "/":
+        if os.path.exists(os.path.join(parent, STATE_MARK)):
+            raise ConfineError("the cwd is inside a host's state, which no worker sees", path=parent, fix="move it out")
+        parent = os.path.dirname(parent)
+
+
+def _scratch(directory: str | None, cwd: str, masks: Sequence[str], states: Sequence[str]) -> str | None:
+    """The exports directory. It may be this host's own state directory, and nothing else that is one or in one."""
+    if directory is None:
+        return None
+    named = os.path.normpath(os.path.join(cwd, directory))
+    scratch = _folder(named, "exports directory")
+    if scratch == cwd:
+        raise ConfineError("the exports directory would hide the cwd", path=scratch, fix="name a folder below it")
+    if any(_beneath(scratch, own) for own in ("/usr", *_OWN)):
+        raise ConfineError("the exports directory is in a folder made new inside", path=scratch, fix="name another")
+    for state in {*masks, *states}:
+        if _beneath(scratch, state) and not (scratch == state and state in states):
+            raise ConfineError("the exports directory is in a host's state", path=scratch, fix="name another folder")
+        if state != scratch and _beneath(state, scratch):
+            raise ConfineError("the exports directory holds a host's state", path=scratch, fix="name another folder")
+    return scratch
+
+
+def _visible_files(items: Sequence[str], cwd: str, binds: Sequence[Bind], masks: Sequence[str]) -> dict[str, str]:
+    files = {}
+    for item in items:
+        path = os.path.realpath(os.path.join(cwd, item)) if item and "\0" not in item else ""
+        if not path or not os.path.isfile(path) or any(_beneath(path, mask) for mask in masks):
+            continue
+        if any(_beneath(path, bind.path) for bind in binds):
+            files[item] = path_digest(path)
+    return files
+
+
+def _beneath(path: str, top: str) -> bool:
+    """At or below, by whole components."""
+    return path == top or path.startswith(top.rstrip("/") + "/")

@@ -1,0 +1,119 @@
+"""The exact members and types of a document, as data.
+
+A shape is a function that takes a value and the path to it and raises `VerifyError` (check `fields`) when the value
+is anything else. Unknown members are refused: what a verifier does not know, it cannot have checked.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from verify.verdict import VerifyError
+
+Shape = Callable[[Any, str], None]
+
+MAX_NAME_BYTES = 256
+
+
+def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None) -> Shape:
+    """An object with all of `required`, any of `optional`, and nothing else."""
+    known = {**required, **(optional or {})}
+
+    def check(value: Any, path: str) -> None:
+        if type(value) is not dict:
+            _refuse("is not an object", path)
+        for name in required:
+            if name not in value:
+                _refuse("is missing", _join(path, name))
+        for name, member in value.items():
+            shape = known.get(name)
+            if shape is None:
+                _refuse("is not known", _join(path, json.dumps(name).strip('"')[:80]))
+            shape(member, _join(path, name))
+
+    return check
+
+
+def array(element: Shape) -> Shape:
+    def check(value: Any, path: str) -> None:
+        if type(value) is not list:
+            _refuse("is not an array", path)
+        for position, item in enumerate(value):
+            element(item, f"{path}[{position}]")
+
+    return check
+
+
+def nullable(shape: Shape) -> Shape:
+    def check(value: Any, path: str) -> None:
+        if value is not None:
+            shape(value, path)
+
+    return check
+
+
+def one_of(*values: str) -> Shape:
+    def check(value: Any, path: str) -> None:
+        if value not in values:
+            _refuse(f"is not one of {', '.join(values)}", path)
+
+    return check
+
+
+def matching(pattern: str, meaning: str) -> Shape:
+    """A string that `pattern` matches from end to end; `meaning` is for the message."""
+    compiled = re.compile(pattern)
+
+    def check(value: Any, path: str) -> None:
+        if type(value) is not str or compiled.fullmatch(value) is None:
+            _refuse(f"is not {meaning}", path)
+
+    return check
+
+
+def at_least(minimum: int) -> Shape:
+    def check(value: Any, path: str) -> None:
+        # bool is an int to isinstance, and true is not a number.
+        if type(value) is not int or value < minimum:
+            _refuse(f"is not an integer of at least {minimum}", path)
+
+    return check
+
+
+def boolean(value: Any, path: str) -> None:
+    if type(value) is not bool:
+        _refuse("is not true or false", path)
+
+
+def text(value: Any, path: str) -> None:
+    if type(value) is not str or not value:
+        _refuse("is not a string with something in it", path)
+
+
+def anything(value: Any, path: str) -> None:
+    """Takes every value: its meaning is the application's."""
+
+
+def name(value: Any, path: str) -> None:
+    """What names an operation, a server or a tool."""
+    if type(value) is not str or not 1 <= len(value.encode()) <= MAX_NAME_BYTES:
+        _refuse(f"is not a string of 1 to {MAX_NAME_BYTES} bytes", path)
+    if value != value.strip() or any(unicodedata.category(character) == "Cc" for character in value):
+        _refuse("has white space at an end or a control character", path)
+
+
+digest = matching("[0-9a-f]{64}", "64 lower-case hex digits")
+signature = matching("[0-9a-f]{128}", "128 lower-case hex digits")
+salt = matching("[0-9a-f]{32}", "32 lower-case hex digits")
+runtime_id = matching("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "a lower-case UUID")
+process_id = matching("[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, _ or -")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _refuse(why: str, path: str) -> NoReturn:
+    raise VerifyError(f"`{path}` {why}", check="fields")
