@@ -9,6 +9,7 @@ reader that counts them.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import orjson
@@ -142,7 +143,7 @@ def _check_text(text: str) -> None:
 
 
 def _check_float(number: float) -> None:
-    if number != number or number in (float("inf"), float("-inf")):
+    if not math.isfinite(number):
         raise NotCanonical("a number that is not finite")
     if number.is_integer() and abs(number) > MAX_SAFE_INTEGER:
         raise NotCanonical("a number beyond 2^53-1")

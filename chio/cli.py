@@ -7,11 +7,9 @@ refused, failed or incomplete, 2 usage, 3 (verify only) nothing failed but somet
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,9 +18,23 @@ from chio import __version__
 from chio.errors import ChioError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from chio.runner import Work
 
-_PATH = click.Path(path_type=Path)
+
+class _Path(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
+    """A file name as a `Path`, whose module loads only when a command takes one."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from pathlib import Path
+
+        return Path(value)
+
+
+_PATH = _Path()
 
 
 class Mounted(click.Group):
@@ -50,6 +62,8 @@ class Receipt(Mounted):
 
 
 def _print(document: dict[str, Any]) -> None:
+    import json
+
     click.echo(json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 

@@ -84,7 +84,7 @@ class PlanReader:
                 )
 
     def prepare(self, frozen: dict[str, Any] | None) -> list[Prepared]:
-        """Every worker of the plan. `frozen` is what an earlier run kept: bare commands resolve to what they did then."""
+        """Every worker of the plan. `frozen` is what an earlier run kept: bare commands resolve as they did then."""
         if frozen:
             self._require_same(frozen["plan"], msgspec.to_builtins(self.plan))
         before = {entry["process"]: entry for entry in frozen["resolved"]} if frozen else {}

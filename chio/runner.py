@@ -325,7 +325,8 @@ class Runner:
 
     def _launch_failed(self, work: Work, event: LaunchFailed) -> None:
         why = os.strerror(event.errno) if event.errno else "failed"
-        message = f"chio: the launch failed ({event.step}, {event.path or 'no path'}, {why}; {event.hint or 'see the step'})\n"
+        where = f"{event.step}, {event.path or 'no path'}, {why}; {event.hint or 'see the step'}"
+        message = f"chio: the launch failed ({where})\n"
         outcome = CANCELLED if work.settled == CANCELLED else INTERRUPTED if self._stopping else "launch_failed"
         self._ended(work, outcome, None, {"stderr": (message.encode(), len(message))}, None)
 

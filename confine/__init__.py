@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from confine.errors import ConfineError, ExportRefused, LauncherLost, LimitRefused, ProfileError
+    from confine.errors import CommandRefused, ConfineError, ExportRefused, LauncherLost, LimitRefused, ProfileError
     from confine.exports import Collected, collect_exports, discard_staged, publish_staged, stage_exports
     from confine.identities import Identity, claim_identity
     from confine.launch import Launcher, launch_spec
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "errors": ("ConfineError", "ExportRefused", "LauncherLost", "LimitRefused", "ProfileError"),
+    "errors": ("CommandRefused", "ConfineError", "ExportRefused", "LauncherLost", "LimitRefused", "ProfileError"),
     "exports": ("Collected", "collect_exports", "discard_staged", "publish_staged", "stage_exports"),
     "identities": ("Identity", "claim_identity"),
     "launch": ("Launcher", "launch_spec"),
@@ -57,6 +57,7 @@ __all__ = [
     "SOCKET_PATH",
     "Bind",
     "Collected",
+    "CommandRefused",
     "ConfineError",
     "Event",
     "Exited",

@@ -26,6 +26,14 @@ class ProfileError(ConfineError):
     """A profile that cannot be read as one: unknown or duplicate keys, wrong types, a chain of `extends`."""
 
 
+class CommandRefused(ConfineError):
+    """`status` is what a shell would exit with: 127 not found, 126 found but not executable."""
+
+    def __init__(self, what: str, status: int, *, path: str | None = None, fix: str | None = None) -> None:
+        self.status = status
+        super().__init__(what, path=path, fix=fix)
+
+
 class LimitRefused(ConfineError):
     """One limit, by name."""
 

@@ -78,10 +78,22 @@ class Launcher:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def launch(self, attempt: str, spec: LaunchSpec, stdin_fd: int, held_fds: Sequence[int] = ()) -> None:
-        """Starts an attempt; Observed or LaunchFailed follows. The descriptors stay the caller's. `held_fds` (an
-        identity's lock) stay open in init until everything of the attempt is dead. LauncherLost."""
-        self._send({"op": "launch", "attempt": attempt, "spec": spec_to_wire(spec)}, [stdin_fd, *held_fds])
+    def launch(
+        self,
+        attempt: str,
+        spec: LaunchSpec,
+        stdin_fd: int,
+        held_fds: Sequence[int] = (),
+        echo_fds: tuple[int, int] | None = None,
+    ) -> None:
+        """Starts an attempt; Observed or LaunchFailed follows. The descriptors stay the caller's. LauncherLost.
+
+        held_fds (an identity's lock) stay open in init until everything of the attempt is dead. echo_fds get all of
+        stdout and stderr while they are written; the launcher then waits for their reader, so only for a launcher
+        with one attempt.
+        """
+        message = {"op": "launch", "attempt": attempt, "spec": spec_to_wire(spec), "echo": echo_fds is not None}
+        self._send(message, [stdin_fd, *(echo_fds or ()), *held_fds])
 
     def resume(self, attempt: str) -> None:
         """Lets an observed worker run its first instruction; its timeout starts now. LauncherLost."""

@@ -74,7 +74,7 @@ class LauncherProcess:
         message, fds = received
         attempt = self._attempts.get(message["attempt"])
         if message["op"] == "launch":
-            self._launch(message["attempt"], message["spec"], fds)
+            self._launch(message["attempt"], message["spec"], fds, message["echo"])
         elif attempt is None:
             pass  # it ended while the message was on its way
         elif message["op"] == "resume":
@@ -82,17 +82,18 @@ class LauncherProcess:
         else:
             attempt.end(message["reason"])
 
-    def _launch(self, name: str, wire: dict[str, object], fds: list[int]) -> None:
+    def _launch(self, name: str, wire: dict[str, object], fds: list[int], echoes: bool) -> None:
+        stdin, fds = fds[0], fds[1:]
+        echo, held = (tuple(fds[:2]), fds[2:]) if echoes else ((), fds)
         attempt = Attempt(name, spec_from_wire(wire), self._selector, self._emit)
         try:
-            attempt.start(self._id_maps, fds[0], self._null, (*self._kept, *fds[1:]))
+            attempt.start(self._id_maps, stdin, self._null, (*self._kept, *held), echo)
         except StepFailed as failure:
             self._emit(launch_failed(name, failure))
         else:
             self._attempts[name] = attempt
         finally:
-            for fd in fds:
-                os.close(fd)
+            _close_all([stdin, *held])
 
     def _lose_host(self) -> None:
         self._open = False

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from confine.digests import path_digest
-from confine.errors import ConfineError
+from confine.errors import CommandRefused, ConfineError
 from confine.programs import Program, find_program
 from confine.spec import Bind, MountPlan
 
@@ -38,23 +38,20 @@ class _Draft:
 def resolve_executable(command: str, cwd: str, path_env: str | None = None) -> str:
     """The absolute path of a command: with a slash relative to cwd, a bare name by PATH. ConfineError."""
     if "/" in command:
-        found = os.path.normpath(os.path.join(cwd, command))
-        if not os.path.isfile(found):
-            raise ConfineError(
-                f"the command {command!r} is not there", path=found, fix="correct the command or its cwd"
-            )
-        candidates = [found]
+        candidates = [os.path.normpath(os.path.join(cwd, command))]
+        fix = "correct the command or its cwd"
     else:
-        folders = [
-            f for f in (os.environ.get("PATH", "") if path_env is None else path_env).split(":") if f.startswith("/")
-        ]
-        candidates = [c for c in (os.path.join(f, command) for f in folders) if os.path.isfile(c)]
-    for candidate in candidates:
-        if os.access(candidate, os.X_OK):
-            return candidate
-    if candidates:
-        raise ConfineError(f"the command {command!r} is not executable", path=candidates[0], fix="chmod +x it")
-    raise ConfineError(f"the command {command!r} is not on PATH", fix="install it, or give its path with a slash")
+        path_env = os.environ.get("PATH", "") if path_env is None else path_env
+        candidates = [os.path.join(folder, command) for folder in path_env.split(":") if folder.startswith("/")]
+        fix = "install it, or give its path with a slash"
+    files = [candidate for candidate in candidates if os.path.isfile(candidate)]
+    if not files:
+        where = candidates[0] if "/" in command else None
+        raise CommandRefused(f"the command {command!r} is not there", 127, path=where, fix=fix)
+    for file in files:
+        if os.access(file, os.X_OK):
+            return file
+    raise CommandRefused(f"the command {command!r} is not executable", 126, path=files[0], fix="chmod +x it")
 
 
 def plan_mounts(

@@ -47,11 +47,15 @@ class Phase(enum.IntEnum):
 
 
 class Output:
-    """One of the worker's streams: the first CAPTURE_BYTES are kept, the rest drained and counted."""
+    """One of the worker's streams: the first CAPTURE_BYTES are kept, the rest drained and counted.
 
-    def __init__(self, fd: int) -> None:
+    `echo` is where everything goes as well (chio-confine run), with the launcher waiting for its reader; None for none.
+    """
+
+    def __init__(self, fd: int, echo: int | None) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
+        self._echo = echo
         self.kept = bytearray()
         self.bytes = 0
 
@@ -61,9 +65,15 @@ class Output:
             chunk = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return True
+        more = bool(chunk)
         self.bytes += len(chunk)
         self.kept += chunk[: CAPTURE_BYTES - len(self.kept)]
-        return bool(chunk)
+        try:
+            while self._echo is not None and chunk:
+                chunk = chunk[os.write(self._echo, chunk) :]
+        except OSError:
+            self._echo = None  # its reader is gone; the worker's end is no different for that
+        return more
 
     def drain(self) -> None:
         """What is left in the pipe when its writers are dead. A passed-on descriptor may keep it from ending."""
@@ -102,15 +112,22 @@ class Attempt:
         self._started = self._ended = time.monotonic()
         self._scratch: int | None = None
 
-    def start(self, id_maps: MountIdMaps, stdin: int, null: int, held: tuple[int, ...]) -> None:
-        """Clones init. StepFailed, with nothing left open, when it does not come to that."""
+    def start(
+        self, id_maps: MountIdMaps, stdin: int, null: int, held: tuple[int, ...], echo: tuple[int, ...] = ()
+    ) -> None:
+        """Clones init. `echo` are two descriptors for the streams, from now on this object's to close.
+
+        StepFailed, with nothing left open, when it does not come to a clone.
+        """
         with ExitStack() as childs:
+            for fd in echo:
+                self._own.callback(os.close, fd)
             try:
                 program, digest = self._hash_program()
                 sources = mounts.open_sources(self._spec, id_maps) if self._spec.confined else mounts.NO_SOURCES
                 childs.callback(sources.close)
-                self._stdout, stdout = self._output(childs)
-                self._stderr, stderr = self._output(childs)
+                self._stdout, stdout = self._output(childs, echo[0] if echo else None)
+                self._stderr, stderr = self._output(childs, echo[1] if echo else None)
                 self._control, control = self._socket_pair(childs)
                 self._sync, sync = self._socket_pair(childs)
                 self._sync.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -148,13 +165,13 @@ class Attempt:
             raise StepFailed("executable", 0, plan.program, "its content changed since the run was planned")
         return state, digest
 
-    def _output(self, childs: ExitStack) -> tuple[Output, int]:
+    def _output(self, childs: ExitStack, echo: int | None) -> tuple[Output, int]:
         read, write = os.pipe2(os.O_CLOEXEC)
         self._own.callback(os.close, read)
         childs.callback(os.close, write)
         # The worker opens its own /dev/stdout anew, as a file of the pipe's owner.
         os.fchown(write, self._spec.uid, self._spec.gid)
-        return Output(read), write
+        return Output(read, echo), write
 
     def _socket_pair(self, childs: ExitStack) -> tuple[socket.socket, socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -203,6 +220,8 @@ class Attempt:
             data, fds, _, _ = socket.recv_fds(self._control, _REPORT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
+        except ConnectionResetError:
+            data = b""  # it ended with a message of ours unread
         if not data:
             self._unwatch(self._control)
             return
@@ -223,6 +242,8 @@ class Attempt:
             data, ancillary, _, _ = self._sync.recvmsg(_REPORT_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         except BlockingIOError:
             return
+        except ConnectionResetError:
+            data = b""
         if not data:
             self._unwatch(self._sync)
             return

@@ -96,12 +96,12 @@ def decide(facts: Facts) -> Decision:
     return Decision(Verdict.INVOCATIONS_EXHAUSTED)
 
 
-def evidence(verdict: Verdict) -> list[dict[str, object]]:
-    """The checks in order: each that passed, up to the one that refused."""
-    failed = GUARD_OF.get(verdict)
-    found: list[dict[str, object]] = []
-    for guard in GUARDS:
-        found.append({"guard": guard, "passed": guard != failed})
-        if guard == failed:
-            break
-    return found
+def _checks(failed: str | None) -> tuple[dict[str, object], ...]:
+    upto = GUARDS[: GUARDS.index(failed) + 1] if failed else GUARDS
+    return tuple({"guard": guard, "passed": guard != failed} for guard in upto)
+
+
+# The checks in order: each that passed, up to the one that refused. The `evidence` of a receipt.
+EVIDENCE: dict[Verdict, tuple[dict[str, object], ...]] = {
+    verdict: _checks(GUARD_OF.get(verdict)) for verdict in (Verdict.ADMITTED, *GUARD_OF)
+}

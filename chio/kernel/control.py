@@ -14,7 +14,6 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-
 from chio import canonical
 from chio.errors import ChioError, HostFault, StateError
 from chio.kernel import grants, recovery
@@ -182,7 +181,7 @@ class Control:
         return {"launch_id": launch_id}
 
     def _ended(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The exit record, the logs and the declared exports of one attempt, in one commit; its credential is revoked."""
+        """The exit record, logs and declared exports of one attempt, in one commit; its credential is revoked."""
         kernel, name, number = self._kernel, message["process"], message["number"]
         kernel.connections.close((name, number))
         kernel.live.discard((name, number))

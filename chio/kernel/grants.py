@@ -76,7 +76,7 @@ def issue(
             "the tree may grow deeper than the policy allows",
             file=file,
             field="limits.max_depth",
-            why=f"{config.limits.max_depth} is over kernel.delegation_depth_limit {policy.kernel.delegation_depth_limit}",
+            why=f"{config.limits.max_depth} is over delegation_depth_limit {policy.kernel.delegation_depth_limit}",
             fix="lower max_depth or raise the policy's limit",
         )
     known = known_tools(config)

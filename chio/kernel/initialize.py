@@ -40,7 +40,7 @@ class Source:
 
 
 def initialize(path: Path, config_source: Source, policy_source: Source, allow_volatile: bool) -> dict[str, Any]:
-    """Make the state; the JSON that the command prints. Raises `InputError` or `StateError` and leaves nothing servable."""
+    """Make the state; the JSON that the command prints. Raises `InputError`, `StateError`: nothing servable is left."""
     config = schema.host_config(config_source.text, config_source.path)
     policy = schema.policy(policy_source.text, policy_source.path)
     ceilings = budgets.ceilings(config, config_source.path)

@@ -16,12 +16,12 @@ import orjson
 
 from chio import canonical
 from chio.kernel import receipts
-from chio.kernel.admission import GUARD_OF, Facts, Verdict, decide, evidence
+from chio.kernel.admission import EVIDENCE, GUARD_OF, Facts, Verdict, decide
 from chio.kernel.calls import OUTCOMES, Counts, Event, State, transition
 from chio.kernel.clock import Clock
 from chio.kernel.grants import MAILBOX_SERVER
 from chio.kernel.log import Log, leaf_hash
-from chio.kernel.mailboxes import Mailboxes, Ran, Refused, Waiting, is_name
+from chio.kernel.mailboxes import Mailboxes, Refused, Waiting, is_name
 from chio.kernel.store import CallRow, Store
 from chio.kernel.tree import Node, Tree
 from chio.signing import RecordType, SigningKey, signed_text
@@ -195,14 +195,20 @@ class Ledger:
             output=None,
             receipt=None,
         )
-        checks = evidence(decision.verdict)
+        checks = EVIDENCE[decision.verdict]
         if decision.grant is None:
             call.reason = decision.verdict.value
             return self._enter(call, node, Event.REFUSED, request.parameters, checks, GUARD_OF[decision.verdict])
         return self._built_in(call, node, request, decision.grant, checks, may_wait)
 
     def _built_in(
-        self, call: CallRow, node: Node, request: Request, grant: int, checks: list[dict[str, object]], may_wait: bool
+        self,
+        call: CallRow,
+        node: Node,
+        request: Request,
+        grant: int,
+        checks: tuple[dict[str, object], ...],
+        may_wait: bool,
     ) -> Answer | Waiting:
         if request.server != MAILBOX_SERVER:
             raise CallError(
@@ -213,7 +219,7 @@ class Ledger:
             return ran
         if isinstance(ran, Refused):
             call.reason = ran.reason
-            checks.append({"guard": "mailbox", "passed": False, "detail": ran.detail})
+            checks = (*checks, {"guard": "mailbox", "passed": False, "detail": ran.detail})
             return self._enter(call, node, Event.REFUSED, request.parameters, checks, "mailbox")
         self._open_commit()
         if ran.write is not None:
@@ -232,7 +238,7 @@ class Ledger:
         node: Node,
         event: Event,
         parameters: bytes,
-        checks: list[dict[str, object]],
+        checks: tuple[dict[str, object], ...],
         guard: str | None,
         debits: list[tuple[Node, int, int]] | None = None,
     ) -> Answer:
@@ -266,7 +272,7 @@ class Ledger:
         for leaf in move.leaves:
             if leaf == "receipt":
                 receipt = self._receipt(
-                    call, node, parameters, [{"guard": "dispatch", "passed": False, "detail": detail}], None
+                    call, node, parameters, ({"guard": "dispatch", "passed": False, "detail": detail},), None
                 )
             else:
                 self.record(leaf, {"call": _call_members(call), "detail": detail})
@@ -287,7 +293,7 @@ class Ledger:
         return Answer(_result(call, receipt), receipt)
 
     def _receipt(
-        self, call: CallRow, node: Node, parameters: bytes, checks: list[dict[str, object]], guard: str | None
+        self, call: CallRow, node: Node, parameters: bytes, checks: tuple[dict[str, object], ...], guard: str | None
     ) -> bytes:
         """Sign and append the receipt of a call in its new state; its text. Sets `call.receipt`."""
         outcome = OUTCOMES[call.state]

@@ -137,15 +137,17 @@ class Mailboxes:
             return Ran(value({"status": "acknowledged", "through_sequence": str(acknowledged)}))
         return Ran(
             value({"status": "acknowledged", "through_sequence": str(through)}),
-            lambda: self._store.acknowledge(mailbox, through),
+            lambda: self._store.acknowledge(mailbox, acknowledged, through),
         )
 
 
 def is_name(text: object) -> bool:
     """Operation keys, server, tool and message keys: 1-256 bytes, no edge white space or control characters."""
-    return (
-        type(text) is str and 1 <= len(text.encode()) <= 256 and text == text.strip() and _CONTROL.search(text) is None
-    )
+    if type(text) is not str or not text or text[0].isspace() or text[-1].isspace():
+        return False
+    if text.isascii():
+        return len(text) <= 256 and text.isprintable()
+    return len(text.encode()) <= 256 and _CONTROL.search(text) is None
 
 
 def _is_sequence(text: object) -> bool:

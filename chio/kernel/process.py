@@ -22,7 +22,7 @@ from chio.errors import StateError
 from chio.kernel import grants, recovery
 from chio.kernel.clock import Clock
 from chio.kernel.connections import Connection, Connections
-from chio.kernel.ledger import Answer, CallError, Caller, Ledger, Request, read_request
+from chio.kernel.ledger import Answer, Caller, CallError, Ledger, Request, read_request
 from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
 from chio.kernel.state import MAX_BLOB_BYTES, StateRefused, WorkerState

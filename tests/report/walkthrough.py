@@ -70,17 +70,22 @@ class Project:
         }
         return int(verified["receipts_verified"])
 
-    def attempts(self, state: str, process: str) -> list[dict[str, Any]]:
-        """What the state's log holds of the process's attempts, ended ones, in order."""
-        recorded = self.json(f"chio process status --state {state}")
-        return list(next(entry["attempts"] for entry in recorded["workers"] if entry["process"] == process))
+    def recorded(self, state: str, process: str) -> dict[str, Any]:
+        """What `status` says of one process: its attempts, its calls, its ceiling."""
+        status = self.json(f"chio process status --state {state}")
+        assert status["schema"] == "chio.process.status.v1"
+        return dict(next(entry for entry in status["processes"] if entry["process_id"] == process))
+
+    def outcomes(self, state: str, process: str) -> list[str]:
+        return [attempt["outcome"] for attempt in self.recorded(state, process)["attempts"]]
 
 
-def finished(report: Any, *, producer: int, consumer: int) -> None:
+def finished(report: Any, *, producer: int, consumer: int, abandoned_sockets: int = 0) -> None:
     """A complete report with these numbers of attempts, and every field that the document shows."""
     assert report["schema"] == "chio.process.run-report.v1"
     assert report["complete"] is True
-    assert report["pending_container_records"] == report["abandoned_socket_intents"] == 0
+    assert report["pending_container_records"] == 0
+    assert report["abandoned_socket_intents"] == abandoned_sockets
     assert [worker["process"] for worker in report["workers"]] == ["consumer", "producer"]
     for worker, attempts in zip(report["workers"], (consumer, producer), strict=True):
         assert (worker["state"], worker["outcome"], worker["suspensions"]) == ("completed", "exit_0", 0)
@@ -141,6 +146,11 @@ def recovery(project: Project) -> None:
         ("receive_jobs", "deny"), ("receive_jobs", "allow"), ("ack_jobs", "allow"), ("send_jobs", "deny"),
     ]
     assert project.verify(".chio-recovery") == 5
+
+    assert project.outcomes(".chio-recovery", "producer") == ["exit_77", "exit_0"]
+    assert project.outcomes(".chio-recovery", "consumer") == ["exit_0"]
+    # A replay costs nothing: two calls of the producer's and three of the consumer's make the five decisions.
+    assert [project.recorded(".chio-recovery", name)["calls"] for name in ("root", "producer", "consumer")] == [5, 2, 3]
 
     logs = "chio process logs --state .chio-recovery --process"
     first = project.json(f"{logs} producer --attempt 1")
