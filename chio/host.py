@@ -39,7 +39,7 @@ class KernelProcess:
             )
         self._channel = Channel(ours, "kernel")
         self._next = 0
-        self._events: list[dict[str, Any]] = []
+        self._events: list[tuple[dict[str, Any], list[int]]] = []
 
     @property
     def pid(self) -> int:
@@ -57,7 +57,7 @@ class KernelProcess:
             assert received is not None
             message, _ = received
             if message.get("re") != self._next:
-                self._events.append(message)
+                self._events.append(received)
             elif message["ok"]:
                 return message
             else:
@@ -65,10 +65,10 @@ class KernelProcess:
                 kind = _KINDS.get(error.pop("kind"), HostFault)
                 raise kind(error.pop("what"), **error)
 
-    def events(self) -> list[dict[str, Any]]:
-        """What the kernel said by itself. Raises `HostFault` when it is gone."""
+    def events(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """What the kernel said by itself, with its descriptors, now the caller's. `HostFault` when it is gone."""
         while (received := self._channel.receive(wait=False)) is not None:
-            self._events.append(received[0])
+            self._events.append(received)
         taken, self._events = self._events, []
         return taken
 

@@ -63,7 +63,7 @@ class Attempt:
     socket: socket.socket
     identity: Identity | None
     launch_id: str | None = None
-    failure: str | None = None
+    pid_namespace: tuple[int, int] = (0, 0)
 
     def release(self) -> None:
         self.socket.close()
@@ -203,6 +203,7 @@ class Runner:
             selector.register(self._launcher, selectors.EVENT_READ, self._launcher_spoke)
             selector.register(wakeup, selectors.EVENT_READ, lambda: self._stop(wakeup))
             while not self._done():
+                self._kernel_spoke()  # also what arrived while an answer was waited for
                 self._start_ready()
                 self._progress(list(self._work.values()))
                 if self._done():
@@ -286,6 +287,7 @@ class Runner:
         """The exec stop: commit what holds, then let the kernel serve the attempt, then let the worker run."""
         attempt = work.attempt
         assert attempt is not None
+        attempt.pid_namespace = pid_namespace(event.pid)
         prepared = work.prepared
         record = {
             "process_id": work.name,
@@ -444,9 +446,16 @@ class Runner:
     # --- being told ----------------------------------------------------------------------------------------------
 
     def _kernel_spoke(self) -> None:
-        for event in self._kernel.events():
+        for event, fds in self._kernel.events():
             if event["event"] == "cancelled":
                 self._cancel(event["processes"])
+            else:
+                (pidfd,) = fds
+                work = self._work[event["process"]]
+                live = work.attempt is not None and work.attempt.number == event["number"]
+                inside = live and work.attempt is not None and in_pid_namespace(pidfd, work.attempt.pid_namespace)
+                os.close(pidfd)
+                self._kernel.call("peer", ticket=event["ticket"], inside=inside)
 
     def _cancel(self, names: list[str]) -> None:
         """Cancelling is for good: end what runs, start nothing more."""
@@ -482,6 +491,27 @@ class Runner:
                 signal.signal(number, handler)
             ours.close()
             theirs.close()
+
+
+def pid_namespace(pid: int) -> tuple[int, int]:
+    """What names the pid namespace a process is in (namespaces(7)); (0, 0) when it is gone."""
+    try:
+        found = os.stat(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def in_pid_namespace(pidfd: int, namespace: tuple[int, int]) -> bool:
+    """Whether the process is alive and in it. Looked at by number, then the pidfd says the number was its own."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as info:
+        pid = next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+    inside = pid > 0 and pid_namespace(pid) == namespace != (0, 0)
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return False
+    return inside
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
     opened: list[Kernel] = []
 
     def start() -> dict[str, Any]:
-        kernel = Kernel(loop, directory, message["path"], message["allow_volatile"], control.cancelled)
+        kernel = Kernel(loop, directory, message["path"], message["allow_volatile"], control)
         opened.append(kernel)
         return {
             "runtime_id": kernel.runtime_id,

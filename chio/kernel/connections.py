@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from chio.errors import WireError
 from chio.kernel.ledger import Caller
 
 MAX_CONNECTIONS = 64
+_SO_PEERPIDFD = 77
 _SO_PASSRIGHTS = 83
 _PEERCRED = struct.Struct("3i")
 _SWEEP_S = 0.5
@@ -30,6 +32,9 @@ class Service(Protocol):
     """What answers requests: `chio.kernel.process.Kernel`."""
 
     def serve(self, caller: Caller, operation: dict[str, Any], plain: bool, connection: Connection) -> None: ...
+
+    def check_peer(self, caller: Caller, pidfd: int, done: Callable[[bool], None]) -> None:
+        """Ask whoever can see into pid namespaces whether the peer is in the attempt's; takes over `pidfd`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,12 +93,23 @@ class Connection(asyncio.Protocol):
             return
         peer = transport.get_extra_info("socket")
         if listener.uid is not None:
-            _pid, uid, _gid = _PEERCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
-            if uid != listener.uid:
+            pid, uid, _gid = _PEERCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+            pidfd = _peer_pidfd(peer, pid) if uid == listener.uid else None
+            if pidfd is None:
                 self._hang_up_at_once("unauthenticated")
                 return
+            self._transport.pause_reading()
+            self._service.check_peer(listener.caller, pidfd, self._peer_checked)
         listener.connections.add(self)
         self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
+
+    def _peer_checked(self, inside: bool) -> None:
+        if self._transport.is_closing():
+            return
+        if inside:
+            self._transport.resume_reading()
+        else:
+            self._refuse("unauthenticated")
 
     def data_received(self, data: bytes) -> None:
         if self._hangup and self._busy:
@@ -199,6 +215,21 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._transport.abort()
+
+
+def _peer_pidfd(peer: socket.socket, pid: int) -> int | None:
+    """A pidfd of the peer: Linux's own (SO_PEERPIDFD, 6.5), else opened by number; None when it is gone already.
+
+    A number may have been reused since; whoever has it now must still be in the attempt's pid namespace to pass.
+    """
+    try:
+        return peer.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        pass
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
 
 
 class Connections:

@@ -1,13 +1,16 @@
 """The host's operations over the control socket (design: host and kernel meet only here).
 
 Each request is `{"id","op",...}` and is answered `{"re","ok":true,...}` or `{"re","ok":false,"error":{...}}`, in commit
-order. The kernel speaks first only to say which processes were cancelled: `{"event":"cancelled","processes":[...]}`.
+order. The kernel speaks first only to say which processes were cancelled (`{"event":"cancelled","processes":[...]}`)
+and to ask about a peer (`{"event":"peer","process","number","ticket"}`, with its pidfd): the operation `peer` answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
+import os
 import secrets
 import socket
 from collections.abc import Callable
@@ -34,10 +37,19 @@ class Control:
         self._channel = channel
         self._kernel: Kernel
         self._tasks: set[asyncio.Task[None]] = set()
+        self._tickets = itertools.count(1)
+        self._asked: dict[int, Callable[[bool], None]] = {}
         self.stopped = loop.create_future()
 
     def cancelled(self, processes: list[str]) -> None:
         self._send({"event": "cancelled", "processes": processes})
+
+    def check_peer(self, process: str, number: int, pidfd: int, done: Callable[[bool], None]) -> None:
+        """Only the host may look into an attempt's namespaces; it answers with the operation `peer`."""
+        ticket = next(self._tickets)
+        self._asked[ticket] = done
+        self._send({"event": "peer", "process": process, "number": number, "ticket": ticket}, (pidfd,))
+        os.close(pidfd)
 
     def attach(self, kernel: Kernel) -> None:
         """Begin to read requests, once the state is open and recovered."""
@@ -57,9 +69,9 @@ class Control:
         if not self.stopped.done():
             self.stopped.set_result(None)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         try:
-            self._channel.send(message)
+            self._channel.send(message, fds)
         except HostFault:
             if not self.stopped.done():
                 self.stopped.set_result(None)
@@ -69,6 +81,10 @@ class Control:
         if op == "quit":
             self._send({"re": request, "ok": True})
             self._stop()
+            return
+        if op == "peer":
+            self._asked.pop(message["ticket"])(message["inside"])
+            self._send({"re": request, "ok": True})
             return
         if op == "listen":
             task = self._loop.create_task(self._listen(request, message, fds[0]))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -30,6 +30,16 @@ from chio.kernel.store import Store
 from chio.kernel.tree import Node, Tree
 from chio.kernel.writer import PARKED, Item, Writer
 from chio.signing import Keyring, SigningKey
+
+
+class HostLink(Protocol):
+    """What the kernel asks of the host: `chio.kernel.control.Control`."""
+
+    def cancelled(self, processes: list[str]) -> None:
+        """These processes were cancelled: end their workers."""
+
+    def check_peer(self, process: str, number: int, pidfd: int, done: Callable[[bool], None]) -> None:
+        """Is the process behind `pidfd` in this attempt's pid namespace? Takes the descriptor over."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +63,7 @@ class Kernel:
         directory: int,
         path: str,
         allow_volatile: bool,
-        cancelled: Callable[[list[str]], None],
+        link: HostLink,
     ) -> None:
         self.path = path
         self._loop = loop
@@ -93,7 +103,7 @@ class Kernel:
         self.connections = Connections(loop, self)
         self.live: set[tuple[str, int]] = set()
         self._waiting: dict[str, list[_Receive]] = {}
-        self._cancelled = cancelled
+        self._link = link
 
     def _rolled_back(self) -> None:
         self.tree.reload()
@@ -102,6 +112,10 @@ class Kernel:
     def grants_live(self) -> bool:
         now_ms = self.clock.now_ms()
         return any(grants.lives(node.capability, now_ms) for node in self.tree.nodes.values())
+
+    def check_peer(self, caller: Caller, pidfd: int, done: Callable[[bool], None]) -> None:
+        assert caller.attempt is not None
+        self._link.check_peer(caller.node.id, caller.attempt, pidfd, done)
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -235,7 +249,7 @@ class Kernel:
         self.ledger.record("cancellation", {"process_id": node.id, "by": "worker", "processes": names})
         for below in node.subtree():
             below.running = False
-        self._loop.call_soon(self._cancelled, names)
+        self._loop.call_soon(self._link.cancelled, names)
         return orjson.dumps({"cancelled_processes": len(names)})
 
     def _inspect(self, node: Node) -> bytes:

@@ -15,12 +15,15 @@ from tests.confine.launching import PATIENCE_SECONDS, PYTHON, Runner
 # Leaves a grandchild in a session of its own, which holds stdout and outlives its parent by far.
 SURVIVOR = """
 import os, sys, time
+ready, say = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         print("ready", flush=True)
+        os.write(say, b"x")
         time.sleep(1000)
     os._exit(0)
+os.read(ready, 1)
 os.wait()
 """
 
