@@ -107,6 +107,7 @@ def scan(value: object) -> bool:
     depth = 0
     while level:
         deeper: list[Any] = []
+        containers = False
         for item in level:
             kind = type(item)
             if kind is str:
@@ -117,8 +118,10 @@ def scan(value: object) -> bool:
                     if not name.isascii():
                         _check_text(name)
                         plain = False
+                containers = True
                 deeper.extend(item.values())
             elif kind is list:
+                containers = True
                 deeper.extend(item)
             elif kind is int:
                 if not -MAX_SAFE_INTEGER <= item <= MAX_SAFE_INTEGER:
@@ -128,7 +131,7 @@ def scan(value: object) -> bool:
                 plain = False
             elif item is not None and kind is not bool:
                 raise NotCanonical(f"a {kind.__name__} is not JSON")
-        depth += bool(deeper)
+        depth += containers  # an empty one is a level too
         if depth > MAX_DEPTH:
             raise NotCanonical(f"nested deeper than {MAX_DEPTH}")
         level = deeper

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from confine.identities import Identity, claim_identity
     from confine.launch import Launcher, launch_spec
     from confine.limits import check_limits
-    from confine.plan import plan_mounts, resolve_executable
+    from confine.plan import for_attempt, plan_mounts, plan_unconfined, resolve_executable
     from confine.profile import Profile, load_profile
     from confine.spec import (
         CAPTURE_BYTES,
@@ -36,7 +36,7 @@ _MODULES = {
     "identities": ("Identity", "claim_identity"),
     "launch": ("Launcher", "launch_spec"),
     "limits": ("check_limits",),
-    "plan": ("plan_mounts", "resolve_executable"),
+    "plan": ("for_attempt", "plan_mounts", "plan_unconfined", "resolve_executable"),
     "profile": ("Profile", "load_profile"),
     "spec": (
         *("CAPTURE_BYTES", "SOCKET_PATH", "Bind", "Event", "Exited", "Field", "LaunchFailed", "LaunchSpec"),
@@ -79,9 +79,11 @@ __all__ = [
     "claim_identity",
     "collect_exports",
     "discard_staged",
+    "for_attempt",
     "launch_spec",
     "load_profile",
     "plan_mounts",
+    "plan_unconfined",
     "publish_staged",
     "resolve_executable",
     "stage_exports",

@@ -262,6 +262,10 @@ def _user_namespace(child: Child) -> None:
     namespaces.map_own_user(child.spec.uid, child.spec.gid)
 
 
+def _keyring(_: Child) -> None:
+    syscalls.leave_session_keyring()
+
+
 def _bounding_set(_: Child) -> None:
     for capability in range(_LAST_CAPABILITY + 1):
         prctl.capbset_drop(capability)
@@ -327,6 +331,7 @@ CONFINED_WORKER: tuple[tuple[str, Callable[[Child], None]], ...] = (
     ("seize", _wait_for_tracer),
     ("session", _session),
     ("user namespace", _user_namespace),
+    ("keyring", _keyring),
     ("bounding set", _bounding_set),
     ("securebits", _securebits),
     ("capabilities", _capabilities),

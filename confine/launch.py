@@ -54,10 +54,7 @@ class Launcher:
         """Starts it. `keep_fds` stay open in it and in every init until they end (a lock that must not be free
         earlier), never in a worker. ConfineError unless root: rootless confinement is not in this version."""
         if os.geteuid() != 0:
-            raise ConfineError(
-                "only root can confine in this version",
-                fix=f"run: sudo {sys.executable} -m confine.cli … or the command as root",
-            )
+            raise ConfineError("only root can confine in this version", fix="run the same command as root, with sudo")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = _PROGRAM.format(root=str(Path(__file__).parent.parent), fd=theirs.fileno(), kept=tuple(keep_fds))

@@ -185,8 +185,11 @@ def _dev(root: int, spec: LaunchSpec) -> None:
 
 
 def _proc(root: int) -> None:
-    """A fresh procfs, so only this pid namespace; then /proc/sys read-only and the masks, each covered by a clone."""
-    _attach(syscalls.new_mount("proc", {}, _PRIVATE | MOUNT_ATTR_NOEXEC), root, "/proc", True)
+    """A fresh procfs, so only this pid namespace; then /proc/sys read-only and the masks, each covered by a clone.
+
+    hidepid hides what the worker may not trace, which is init: its command line is the launcher's.
+    """
+    _attach(syscalls.new_mount("proc", {"hidepid": "invisible"}, _PRIVATE | MOUNT_ATTR_NOEXEC), root, "/proc", True)
     _attach(_clone_inside(root, "/proc/sys", _READ_ONLY | MOUNT_ATTR_NOEXEC), root, "/proc/sys", True)
     empty_directory = None
     for path in PROC_MASKED:

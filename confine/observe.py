@@ -170,6 +170,7 @@ def _installed(spec: LaunchSpec) -> list[Field]:
     return [
         Field("hostname", spec.hostname, spec.hostname, "installed", "readable only from inside its namespace"),
         Field("securebits", "locked", "locked", "installed", unreadable),
+        Field("session_keyring", "own", "own", "installed", unreadable),
         Field("parent_death_signal", 9, 9, "installed", unreadable),
         Field("scratch_bytes", spec.limits.scratch_bytes, spec.limits.scratch_bytes, "installed"),
         Field(

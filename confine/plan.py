@@ -9,11 +9,11 @@ import os
 import stat
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from confine.digests import path_digest
 from confine.errors import CommandRefused, ConfineError
-from confine.programs import Program, find_program
+from confine.programs import EVERYTHING, Program, find_program
 from confine.spec import Bind, MountPlan
 
 STATE_MARK = "authority.db"  # what a directory holds that is a host's state
@@ -29,7 +29,7 @@ _OWN = ("/proc", "/dev", "/run/chio", "/sys", "/etc")  # made new inside, so not
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making. `binds` by path; `links` by path."""
+    """A plan in the making: binds and links by path."""
 
     binds: dict[str, Bind] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -96,8 +96,7 @@ def plan_mounts(
     _add_program(draft, program)
     binds = _order(draft)
     masks = _masks(binds, states)
-    _refuse_inside_state(cwd, [*masks, *states])
-    scratch = _scratch(exports_directory, cwd, masks, states)
+    scratch = _scratch(exports_directory, cwd, binds, states)
     return MountPlan(
         argv=(program.executable if bare else argv[0], *argv[1:]),
         cwd=cwd,
@@ -112,6 +111,39 @@ def plan_mounts(
         socket=None if socket is None else os.path.realpath(socket),
         visible_files=_visible_files(argv[1:], cwd, binds, masks),
     )
+
+
+def plan_unconfined(*, argv: Sequence[str], cwd: str, path_env: str | None = None) -> MountPlan:
+    """The plan of a worker that sees the whole machine: what runs, and its digests. ConfineError as above."""
+    if not argv or any("\0" in item for item in argv):
+        raise ConfineError("a command is a list of at least one text without NUL", fix="correct the command")
+    cwd = os.path.realpath(cwd)
+    if not os.path.isdir(cwd):
+        raise ConfineError("the cwd is not a folder that exists", path=cwd, fix="make it, or correct the path")
+    program = find_program(resolve_executable(argv[0], cwd, path_env), visible=EVERYTHING, roots=(), bare=False)
+    return MountPlan(
+        argv=(program.executable if "/" not in argv[0] else argv[0], *argv[1:]),
+        cwd=cwd,
+        executable=program.executable,
+        executable_sha256=path_digest(program.executable),
+        program=program.image,
+        program_sha256=path_digest(program.image),
+        binds=(),
+        links=(),
+        masks=(),
+        scratch=None,
+        socket=None,
+        visible_files=_visible_files(argv[1:], cwd, [Bind("/", True)], ()),
+    )
+
+
+def for_attempt(plan: MountPlan, socket: str) -> MountPlan:
+    """A frozen plan for one attempt: its socket, and the state directories that are there now hidden as well.
+
+    ConfineError when a folder of the plan has come to lie in a state.
+    """
+    masks = tuple(mask for mask in _masks(plan.binds, plan.masks) if mask != plan.scratch)
+    return replace(plan, masks=masks, socket=os.path.realpath(socket))
 
 
 def _folder(path: str, what: str) -> str:
@@ -145,7 +177,7 @@ def _allowed(resolved: str, path: str, what: str) -> str:
 
 
 def _system(draft: _Draft) -> None:
-    _bind(draft, "/usr")
+    _bind(draft, "/usr", system=True)
     for name in _MERGED_USR:
         _link_or_bind(draft, f"/{name}")
     for name in _ETC:
@@ -156,10 +188,10 @@ def _link_or_bind(draft: _Draft, path: str) -> None:
     if os.path.islink(path):
         draft.links[path] = os.readlink(path)
     elif os.path.exists(path):
-        _bind(draft, path)
+        _bind(draft, path, system=True)
 
 
-def _bind(draft: _Draft, path: str) -> None:
+def _bind(draft: _Draft, path: str, *, system: bool = False) -> None:
     """One more read-only bind, unless a folder that holds it is there already and shows it just so."""
     status = os.stat(path)
     directory = stat.S_ISDIR(status.st_mode)
@@ -169,7 +201,7 @@ def _bind(draft: _Draft, path: str) -> None:
     for known in draft.binds.values():
         if path == known.path or (_beneath(path, known.path) and _shown(status.st_uid, owner, path, known)):
             return
-    draft.binds[path] = Bind(path, directory, owner)
+    draft.binds[path] = Bind(path, directory, owner, system)
 
 
 def _shown(uid: int, owner: tuple[int, int] | None, path: str, known: Bind) -> bool:
@@ -188,7 +220,7 @@ def _shown(uid: int, owner: tuple[int, int] | None, path: str, known: Bind) -> b
 
 def _add_program(draft: _Draft, program: Program) -> None:
     for path in program.needs:
-        _bind(draft, path)
+        _bind(draft, _allowed(path, path, "folder of the command"))
     for path, target in program.links.items():
         if not any(_beneath(path, bind) for bind in draft.binds):
             draft.links.setdefault(path, target)
@@ -199,55 +231,63 @@ def _order(draft: _Draft) -> tuple[Bind, ...]:
     return tuple(draft.binds[path] for path in sorted(draft.binds, key=lambda path: (path.count("/"), path)))
 
 
-def _masks(binds: Sequence[Bind], states: Sequence[str]) -> tuple[str, ...]:
-    """State directories at or below any bound folder that is not the system's, none inside another."""
-    found = {state for state in states if any(_beneath(state, bind.path) for bind in binds)}
+def _states_below(tops: Sequence[str]) -> set[str]:
+    """Every state directory at or below these folders; below a state nothing more is looked for."""
+    found = set()
     entries = 0
-    for bind in binds:
-        if not bind.directory or _beneath(bind.path, "/usr") or _beneath(bind.path, "/etc"):
-            continue
-        for folder, folders, files in os.walk(bind.path):
+    for top in tops:
+        for folder, folders, files in os.walk(top):
             entries += len(folders) + len(files)
             if STATE_MARK in files:
                 found.add(folder)
-            if folder in found:
                 folders.clear()
             if entries > _MAX_ENTRIES:
                 fix = "give the worker a smaller folder"
-                raise ConfineError(f"more than {_MAX_ENTRIES} entries to search for states", path=bind.path, fix=fix)
-    if len(found) > _MAX_MASKS:
-        raise ConfineError(
-            f"more than {_MAX_MASKS} state directories to hide", path=min(found), fix="name a smaller folder"
-        )
-    return tuple(sorted(path for path in found if not any(path != other and _beneath(path, other) for other in found)))
+                raise ConfineError(f"more than {_MAX_ENTRIES} entries to search for states", path=top, fix=fix)
+    return found
 
 
-def _refuse_inside_state(cwd: str, states: Sequence[str]) -> None:
-    for state in states:
-        if _beneath(cwd, state):
-            raise ConfineError("the cwd is inside a host's state, which no worker sees", path=cwd, fix="move it out")
-    parent = cwd
-    while parent != "/":
-        if os.path.exists(os.path.join(parent, STATE_MARK)):
-            raise ConfineError("the cwd is inside a host's state, which no worker sees", path=parent, fix="move it out")
-        parent = os.path.dirname(parent)
+def _masks(binds: Sequence[Bind], states: Sequence[str]) -> tuple[str, ...]:
+    """The states that a bind would show, none inside another. ConfineError for a bind that is in one itself."""
+    given = [bind for bind in binds if not bind.system]
+    for bind in given:
+        _refuse_inside_state(bind.path, states)
+    known = _states_below([bind.path for bind in given if bind.directory]) | set(states)
+    shown = {state for state in known if any(_beneath(state, bind.path) for bind in binds)}
+    if len(shown) > _MAX_MASKS:
+        fix = "name a smaller folder"
+        raise ConfineError(f"more than {_MAX_MASKS} state directories to hide", path=min(shown), fix=fix)
+    return tuple(sorted(path for path in shown if not any(path != top and _beneath(path, top) for top in shown)))
 
 
-def _scratch(directory: str | None, cwd: str, masks: Sequence[str], states: Sequence[str]) -> str | None:
+def _refuse_inside_state(path: str, states: Sequence[str]) -> None:
+    """A folder or file that is a host's state, or inside one, is never given, however it is named."""
+    holder = path if os.path.isdir(path) else os.path.dirname(path)
+    while True:
+        if holder in states or os.path.exists(os.path.join(holder, STATE_MARK)):
+            raise ConfineError("it is inside a host's state, which no worker sees", path=path, fix="move it out")
+        if holder == "/":
+            return
+        holder = os.path.dirname(holder)
+
+
+def _scratch(directory: str | None, cwd: str, binds: Sequence[Bind], states: Sequence[str]) -> str | None:
     """The exports directory. It may be this host's own state directory, and nothing else that is one or in one."""
     if directory is None:
         return None
-    named = os.path.normpath(os.path.join(cwd, directory))
-    scratch = _folder(named, "exports directory")
-    if scratch == cwd:
-        raise ConfineError("the exports directory would hide the cwd", path=scratch, fix="name a folder below it")
+    scratch = _folder(os.path.normpath(os.path.join(cwd, directory)), "exports directory")
+    if any(_beneath(bind.path, scratch) for bind in binds):
+        raise ConfineError("the exports directory would hide the cwd or a read path", path=scratch, fix="name another")
     if any(_beneath(scratch, own) for own in ("/usr", *_OWN)):
         raise ConfineError("the exports directory is in a folder made new inside", path=scratch, fix="name another")
-    for state in {*masks, *states}:
-        if _beneath(scratch, state) and not (scratch == state and state in states):
-            raise ConfineError("the exports directory is in a host's state", path=scratch, fix="name another folder")
-        if state != scratch and _beneath(state, scratch):
-            raise ConfineError("the exports directory holds a host's state", path=scratch, fix="name another folder")
+    if scratch in states:
+        return scratch
+    _refuse_inside_state(scratch, states)
+    below = _states_below([scratch]) | {state for state in states if _beneath(state, scratch)}
+    if below:
+        raise ConfineError(
+            f"the exports directory holds a host's state, {min(below)}", path=scratch, fix="name another"
+        )
     return scratch
 
 

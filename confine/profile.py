@@ -45,10 +45,10 @@ class Profile:
 
 def load_profile(name_or_path: str, folder: Path = FOLDER) -> Profile:
     """A bare name is looked up among the policies; anything with a slash or ".yaml" is a path. ProfileError."""
-    path = _locate(name_or_path, folder)
+    path = _locate(name_or_path, folder, "the command line or the plan")
     text, document = _read(path)
     if "extends" in document:
-        base_path = _locate(document["extends"], folder)
+        base_path = _locate(document["extends"], folder, str(path))
         base_text, base = _read(base_path)
         if "extends" in base:
             raise ProfileError("a profile that is extended may not extend another", path=str(base_path), fix="copy it")
@@ -57,13 +57,15 @@ def load_profile(name_or_path: str, folder: Path = FOLDER) -> Profile:
     return _profile(path, text, document)
 
 
-def _locate(name: Any, folder: Path) -> Path:
+def _locate(name: Any, folder: Path, named_in: str) -> Path:
     if not isinstance(name, str) or not name:
-        raise ProfileError("a profile is named by a word or a path", fix="write extends: worker")
+        raise ProfileError("a profile is named by a word or a path", path=named_in, fix="write worker, for instance")
     if "/" in name or name.endswith(".yaml"):
         return Path(name)
     if not _NAME.fullmatch(name):
-        raise ProfileError(f"{name!r} is not a profile's name", fix="use lower-case letters, digits and hyphens")
+        raise ProfileError(
+            f"{name!r} is not a profile's name", path=named_in, fix="use lower-case letters, digits and hyphens"
+        )
     return folder / f"{name}.yaml"
 
 
@@ -76,6 +78,8 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
         keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
+            if not isinstance(key, str):
+                raise ProfileError(f"the key {key!r} is not text", path=str(path), fix="quote it")
             if keys.count(key) > 1:
                 raise ProfileError(f"the key {key!r} is given twice", path=str(path), fix="keep one")
         return dict(zip(keys, (loader.construct_object(v, deep=True) for _, v in node.value), strict=True))

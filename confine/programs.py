@@ -20,6 +20,9 @@ _MAX_CFG_BYTES = 65_536
 _PT_INTERP = 3
 
 
+EVERYTHING = ("/",)  # what an unconfined worker sees
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """executable: the path for execve, its folder resolved. image: the file the Linux kernel will run, resolved.
@@ -54,7 +57,7 @@ def _follow(search: _Search, path: str, bare: bool, depth: int) -> str:
     links, real = _trace(path)
     if not os.path.isfile(real) or not os.stat(real).st_mode & stat.S_IXUSR:
         raise ConfineError("not a file that can be executed", path=path, fix="correct the command, or chmod +x it")
-    if os.path.basename(os.path.dirname(path)) == "shims":
+    if os.path.basename(os.path.dirname(path)) == "shims" and search.visible != EVERYTHING:
         fix = "name the interpreter itself (pyenv which python3)"
         raise ConfineError("a shim, which chooses an interpreter when it runs", path=path, fix=fix)
     _virtual_environment(search, path, real, bare)
@@ -103,16 +106,18 @@ def _virtual_environment(search: _Search, path: str, real: str, bare: bool) -> N
     home = next((value.strip() for key, _, value in lines if key.strip().lower() == "home"), "")
     links, folder = _trace(home) if home.startswith("/") else ({}, "")
     prefix = os.path.dirname(folder)
-    if not folder or not _python_prefix(prefix):
+    if not folder or not _python_home(folder):
         raise ConfineError(f"the home {home!r} holds no Python", path=cfg, fix="make the virtual environment anew")
     _show(search, top, bare, "the virtual environment")
     _show(search, prefix, bare, "the virtual environment's Python")
     _show_links(search, links)
 
 
-def _python_prefix(prefix: str) -> bool:
-    has_library = bool(glob.glob(os.path.join(glob.escape(prefix), "lib/python3*/os.py")))
-    return has_library and bool(glob.glob(os.path.join(glob.escape(prefix), "bin/python3*")))
+def _python_home(folder: str) -> bool:
+    """A folder with a Python in it, beside the library that Python needs."""
+    pythons = glob.glob(os.path.join(glob.escape(folder), "python3*"))
+    library = glob.glob(os.path.join(glob.escape(os.path.dirname(folder)), "lib/python3*/os.py"))
+    return bool(library) and any(os.path.isfile(python) and os.access(python, os.X_OK) for python in pythons)
 
 
 def _show(search: _Search, path: str, bare: bool, what: str) -> None:
@@ -125,11 +130,12 @@ def _show(search: _Search, path: str, bare: bool, what: str) -> None:
             product = "/".join(path.split("/")[:3]) if root == "/opt" else root
             search.needs.append(product)
             return
-    prefix = os.path.dirname(os.path.dirname(path))
+    folder = os.path.dirname(path)
+    prefix = os.path.dirname(folder) if _python_home(folder) else None
     if bare:
-        search.needs.append(prefix if _python_prefix(prefix) else path)
+        search.needs.append(prefix or path)
         return
-    fix = f"give --runtime-root {prefix if _python_prefix(prefix) else os.path.dirname(path)}"
+    fix = f"give --runtime-root {prefix or folder}"
     raise ConfineError(f"{what} is not in a folder that the worker sees", path=path, fix=fix)
 
 

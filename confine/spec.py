@@ -15,17 +15,19 @@ class Bind:
     """One read-only bind of `path` at the same path.
 
     `owner` is (uid, gid) of the source when the mount is to be ID-mapped onto the attempt's identity, because others
-    may not read it; None leaves ids alone.
+    may not read it; None leaves ids alone. `system` is one of the machine's own folders (/usr, /lib, some of /etc),
+    which no host keeps a state in that others could read.
     """
 
     path: str
     directory: bool
     owner: tuple[int, int] | None = None
+    system: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MountPlan:
-    """Everything that decides what one worker sees. Frozen with the plan, apart from `socket`.
+    """Everything that decides what one worker sees. Frozen with the plan, apart from `socket` and `masks`.
 
     executable         the path given to execve; `program` is the file the kernel then runs (a script's interpreter),
                        resolved. Digests are of those two files.
@@ -160,14 +162,20 @@ def spec_to_wire(spec: LaunchSpec) -> dict[str, JSON]:
     plan, limits = spec.plan, spec.limits
     return {name: getattr(spec, name) for name in LaunchSpec.__slots__} | {
         "plan": {name: getattr(plan, name) for name in MountPlan.__slots__}
-        | {"binds": [(b.path, b.directory, b.owner) for b in plan.binds], "visible_files": dict(plan.visible_files)},
+        | {
+            "binds": [(b.path, b.directory, b.owner, b.system) for b in plan.binds],
+            "visible_files": dict(plan.visible_files),
+        },
         "limits": {name: getattr(limits, name) for name in Limits.__slots__},
     }
 
 
 def spec_from_wire(wire: dict[str, JSON]) -> LaunchSpec:
     plan = wire["plan"]
-    binds = tuple(Bind(path, directory, tuple(owner) if owner else None) for path, directory, owner in plan["binds"])
+    binds = tuple(
+        Bind(path, directory, (owner[0], owner[1]) if owner else None, system)
+        for path, directory, owner, system in plan["binds"]
+    )
     mount_plan = MountPlan(
         **plan
         | {

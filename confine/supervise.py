@@ -199,12 +199,14 @@ class Attempt:
         self.deadline = None
         self._killed_for = reason
         self._ended = time.monotonic()
-        if self._spec.confined:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            return
-        # Without a pid namespace init kills what it adopted; the worker's pid stays its own until we wait.
-        if self._worker is not None and self._status is None:
-            os.kill(self._worker, signal.SIGKILL)
+        try:
+            if self._spec.confined:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            elif self._worker is not None and self._status is None:
+                # Init kills what it adopted; this pid stays the worker's until we have waited for it.
+                os.kill(self._worker, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # dead already, and perhaps what brought us here
         self._tell(self._control, b"end")
 
     def on_deadline(self) -> None:

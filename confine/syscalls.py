@@ -7,6 +7,7 @@ same number everywhere, the older ones are listed per machine.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -17,10 +18,10 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-_BY_MACHINE: Final = {"x86_64": (56, 155), "aarch64": (220, 41)}  # clone, pivot_root
+_BY_MACHINE: Final = {"x86_64": (56, 155, 250), "aarch64": (220, 41, 219)}  # clone, pivot_root, keyctl
 if platform.machine() not in _BY_MACHINE:
     raise ImportError(f"confine knows no system call numbers for {platform.machine()}")
-_CLONE, _PIVOT_ROOT = _BY_MACHINE[platform.machine()]
+_CLONE, _PIVOT_ROOT, _KEYCTL = _BY_MACHINE[platform.machine()]
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLOSE_RANGE, _OPENAT2, _MOUNT_SETATTR = 436, 437, 442
 
@@ -165,6 +166,17 @@ def drop_all_capabilities() -> None:
     """Permitted, effective and inheritable to none (capset(2), _LINUX_CAPABILITY_VERSION_3)."""
     header = struct.pack("=Ii", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)))
+
+
+def leave_session_keyring() -> None:
+    """A new, empty session keyring. The inherited one is the operator's, and whoever possesses it may read its keys,
+    whatever its uid (keyctl(2), keyrings(7)). No keys in this Linux kernel: nothing to leave."""
+    join_session_keyring = 1
+    try:
+        _check(_syscall(_KEYCTL, join_session_keyring, None))
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
 
 
 def lock_securebits() -> None:

@@ -44,7 +44,7 @@ class Facts:
 
     `chain` runs from the caller's capability up to root's; `budget` is (calls, ceiling) for the same processes.
     `known_binding` is the binding already kept under the key, `binding` this request's.
-    `invocations_left` answers, for the position of one of the caller's grants, whether its whole chain can be debited;
+    `tool_exists` keeps a grant of `*` to the tools that there are. `invocations_left` answers, for the position of one of the caller's grants, whether its whole chain can be debited;
     `constraints_hold` whether the arguments satisfy every constraint of that grant.
     """
 
@@ -57,6 +57,7 @@ class Facts:
     now_ms: int
     server: str
     tool: str
+    tool_exists: bool
     constraints_hold: Callable[[int], bool]
     invocations_left: Callable[[int], bool]
 
@@ -81,7 +82,7 @@ def decide(facts: Facts) -> Decision:
     if any(facts.now_ms >= capability.body.expires_ms for capability in facts.chain):
         return Decision(Verdict.EXPIRED)
     caller = facts.chain[0]
-    matching = covering(caller, facts.server, facts.tool)
+    matching = covering(caller, facts.server, facts.tool) if facts.tool_exists else []
     if not matching:
         return Decision(Verdict.OUT_OF_SCOPE)
     live = [position for position in matching if facts.now_ms < caller.body.grants[position].expires_ms]

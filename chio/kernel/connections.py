@@ -61,12 +61,14 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_buffer",
         "_busy",
-        "_hangup",
         "_listener",
         "_loop",
         "_paused",
+        "_refused",
+        "_scheduled",
         "_service",
         "_transport",
+        "_untaken",
         "deadline",
         "on_lost",
     )
@@ -76,9 +78,11 @@ class Connection(asyncio.Protocol):
         self._listener = listener
         self._service = service
         self._buffer = bytearray()
-        self._busy = False
-        self._paused = False
-        self._hangup = False  # an answer is being pushed out, or the stream was refused: abort at the deadline
+        self._busy = False  # a request is being served
+        self._scheduled = False  # the next line that has arrived will be taken in a later turn of the loop
+        self._untaken = False  # the client does not take its answers: nothing is served until it does
+        self._paused = False  # reading is
+        self._refused = False  # what still comes is discarded
         self._transport: asyncio.Transport
         self.deadline: float | None = None
         self.on_lost: Callable[[], None] | None = None
@@ -112,11 +116,11 @@ class Connection(asyncio.Protocol):
             self._refuse("unauthenticated")
 
     def data_received(self, data: bytes) -> None:
-        if self._hangup and self._busy:
+        if self._refused:
             return
         buffer = self._buffer
         buffer += data
-        if self._busy:
+        if self._busy or self._scheduled or self._untaken:
             # A client that writes on while it is owed an answer is held back, not buffered without end.
             if len(buffer) > wire.MAX_REQUEST_BYTES:
                 self._transport.pause_reading()
@@ -132,12 +136,14 @@ class Connection(asyncio.Protocol):
             self.on_lost = None
 
     def pause_writing(self) -> None:
-        self._hangup = True
+        self._untaken = True
         self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
 
     def resume_writing(self) -> None:
-        self._hangup = False
-        self.deadline = None
+        self._untaken = False
+        if not self._refused:
+            self.deadline = None
+            self._go_on()
 
     # --- frames --------------------------------------------------------------------------------------------------
 
@@ -178,14 +184,22 @@ class Connection(asyncio.Protocol):
             return
         self._transport.write(frame)
         self._busy = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Read on and take the next line, unless the client is still owed an answer or does not take one."""
+        if self._busy or self._untaken:
+            return
         if self._paused:
             self._paused = False
             self._transport.resume_reading()
-        if self._buffer:
-            self._loop.call_soon(self._resume)
+        if self._buffer and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._take_turn)
 
-    def _resume(self) -> None:
-        if not self._busy and not self._transport.is_closing():
+    def _take_turn(self) -> None:
+        self._scheduled = False
+        if not self._refused and not self._transport.is_closing():
             self._next()
 
     def _refuse(self, code: str) -> None:
@@ -193,14 +207,14 @@ class Connection(asyncio.Protocol):
 
         What the client still sends is discarded, so that it can finish writing and then read the answer.
         """
-        self._busy = self._hangup = True
+        self._refused = True
         self._buffer.clear()
         self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
         self._transport.write(wire.error_frame(code))
         self._transport.write_eof()
 
     def _hang_up_at_once(self, code: str) -> None:
-        self._busy = self._hangup = True
+        self._refused = True
         self._transport.write(wire.error_frame(code))
         self._transport.close()
 
@@ -208,7 +222,7 @@ class Connection(asyncio.Protocol):
         """Called now and then: a frame that is not delivered, or an answer that is not taken, in time."""
         if self.deadline is None or now < self.deadline:
             return
-        if self._hangup:
+        if self._refused or self._untaken:
             self._transport.abort()
         else:
             self._refuse("frame_timeout")

@@ -188,8 +188,12 @@ def covering(capability: Capability, server: str, tool: str) -> list[int]:
 
 
 def lives(capability: Capability, now_ms: int) -> bool:
-    """Whether any grant can still be used: without one, an attempt is refused before it is reserved."""
-    return now_ms < capability.body.expires_ms and any(now_ms < grant.expires_ms for grant in capability.body.grants)
+    """Whether any grant can still be used: once none can, an attempt is refused before it is reserved.
+
+    A process that was never given a tool still has its checkpoint and blobs, for as long as its capability lives.
+    """
+    entries = capability.body.grants
+    return now_ms < capability.body.expires_ms and (not entries or any(now_ms < entry.expires_ms for entry in entries))
 
 
 __all__ = ["MAILBOX_SERVER", "RESERVED_SERVERS", "Capability", "Grant", "covering", "issue", "known_tools", "lives"]

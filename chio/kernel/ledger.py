@@ -167,6 +167,7 @@ class Ledger:
                 now_ms=now_ms,
                 server=request.server,
                 tool=request.tool,
+                tool_exists=request.server == MAILBOX_SERVER and self._mailboxes.has(request.tool),
                 constraints_hold=lambda _position: True,  # init refuses constraints in this version
                 invocations_left=lambda position: self._invocations_left(node, position),
             )

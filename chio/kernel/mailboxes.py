@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from chio import canonical
+from chio.kernel.grants import MAILBOX_VERBS
 from chio.kernel.store import Store
 from chio.schema import MailboxLimits
 
@@ -62,10 +63,14 @@ class Mailboxes:
         self._store = store
         self._limits = limits
 
+    def has(self, tool: str) -> bool:
+        verb, _, mailbox = tool.partition("_")
+        return verb in MAILBOX_VERBS and mailbox in self._limits
+
     def run(
         self, tool: str, arguments: dict[str, Any], sender: str, plain: bool, may_wait: bool
     ) -> Ran | Refused | Waiting:
-        """One call of a tool that a grant has admitted, so that its name is known."""
+        """One call of a tool that there is (`has`)."""
         verb, _, mailbox = tool.partition("_")
         if verb == "send":
             return self._send(mailbox, arguments, sender, plain)

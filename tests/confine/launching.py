@@ -20,6 +20,7 @@ from confine import (
     launch_spec,
     load_profile,
     plan_mounts,
+    plan_unconfined,
 )
 
 PYTHON = "/usr/bin/python3"
@@ -73,7 +74,10 @@ class Runner:
     ) -> tuple[LaunchSpec, int | None]:
         """A spec and the descriptor of its identity's lock."""
         profile = load_profile("worker")
-        mounts = plan_mounts(argv=argv, cwd=str(cwd), state_dir=state_dir, **plan)
+        if confined:
+            mounts = plan_mounts(argv=argv, cwd=str(cwd), state_dir=state_dir, **plan)
+        else:
+            mounts = plan_unconfined(argv=argv, cwd=str(cwd), **plan)
         identity = claim_identity() if confined else None
         spec = launch_spec(mounts, profile, check_limits(limits or {}, profile.limits), timeout_ms, identity)
         return spec, identity.fd if identity else None
@@ -118,9 +122,9 @@ class Runner:
     def python(self, script: str, cwd: Path, *arguments: str, **options: Any) -> Ended:
         return self.run([PYTHON, "-c", script, *arguments], cwd, **options)
 
-    def changed(self, argv: Sequence[str], cwd: Path, **changes: Any) -> Ended:
+    def changed(self, argv: Sequence[str], folder: Path, /, **changes: Any) -> Ended:
         """Launches a spec that was tampered with after it was planned; keys name members of spec or of its plan."""
-        spec, lock_fd = self.spec(argv, cwd)
+        spec, lock_fd = self.spec(argv, folder)
         for name, value in changes.items():
             if hasattr(spec, name):
                 spec = replace(spec, **{name: value})

@@ -1,13 +1,20 @@
 """What a confined worker can see and do: each promise is attempted for real, from inside."""
 
+import ctypes
+import json
 import os
+import platform
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from confine import Launcher
 from tests.confine.launching import Runner
 
+ADD_KEY, KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}[platform.machine()]
 # Runs a list of (name, expression) and prints what each gave: a value, or the name of its errno.
 ATTEMPT = """
 import ctypes, errno, json, os, socket, sys
@@ -42,7 +49,7 @@ def test_a_worker_sees_no_process_of_the_machine(runner: Runner, cwd: Path) -> N
 pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 print(json.dumps([pids, attempt(lambda: os.kill({os.getpid()}, 0))]))
 """
-    assert runner.python(script, cwd).json() == [[1, 2], "ESRCH"]
+    assert runner.python(script, cwd).json() == [[2], "ESRCH"]
 
 
 def test_only_the_given_folders_are_there(runner: Runner, cwd: Path, tmp_path: Path) -> None:
@@ -201,15 +208,16 @@ import signal
 def ptrace():
     call("ptrace", 16, 1, 0, 0)
 acts = [lambda: os.listdir("/proc/1/fd"), lambda: open("/proc/1/mem").read(1), lambda: open("/proc/1/environ").read(),
+        lambda: open("/proc/1/cmdline").read(),
         lambda: os.listdir("/proc/1/root"), lambda: os.listdir("/proc/1/cwd"), ptrace]
 refused = [attempt(act) for act in acts]
 for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP, signal.SIGINT):
     attempt(lambda: os.kill(1, number))
-print(json.dumps([refused, os.path.exists("/proc/1")]))
+print(json.dumps([refused, os.path.exists("/proc/1")]))  # and we live, so init does
 """
-    refused, alive = runner.python(script, cwd).json()
-    assert set(refused) <= {"EACCES", "EPERM"}
-    assert alive
+    refused, shown = runner.python(script, cwd).json()
+    assert set(refused) <= {"EACCES", "EPERM", "ENOENT"}
+    assert not shown
 
 
 def test_the_machine_is_hidden_in_proc(runner: Runner, cwd: Path) -> None:
@@ -230,6 +238,55 @@ print(json.dumps([reads, attempt(sysrq), attempt(lambda: os.listdir("/proc/fs"))
     assert sysrq in {None, "EACCES", "EROFS", "ENOENT"}
     assert filesystems == []
     assert core_pattern in {"EROFS", "EACCES"}
+
+
+def in_a_launcher_of_its_own(prepare: Callable[[], None], script: str, cwd: Path) -> Any:
+    """What a script prints confined, and unconfined as the control, under a launcher whose process was prepared."""
+    said, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            prepare()
+            with Launcher.start() as launcher:
+                own = Runner(launcher)
+                answers = [own.python(script, cwd, confined=confined).json() for confined in (True, False)]
+            os.write(say, json.dumps(answers).encode())
+        finally:
+            os._exit(0)
+    os.close(say)
+    os.waitpid(child, 0)
+    with open(said) as file:
+        return json.loads(file.read() or "null")
+
+
+def test_the_operators_session_keyring_is_left_behind(cwd: Path) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    script = f"""{ATTEMPT}
+def key():
+    serial = libc.syscall({KEYCTL}, 10, -3, b"user", b"chio-test", 0)  # KEYCTL_SEARCH, the session keyring
+    if serial < 0:
+        raise OSError(ctypes.get_errno(), "keyctl")
+    return "found"
+print(json.dumps(attempt(key)))
+"""
+
+    def add_key() -> None:
+        libc.syscall(KEYCTL, 1, None)
+        assert libc.syscall(ADD_KEY, b"user", b"chio-test", b"secret", 6, -3) > 0
+
+    assert in_a_launcher_of_its_own(add_key, script, cwd) == ["ENOKEY", "found"]
+
+
+def test_the_operators_groups_are_left_behind(cwd: Path) -> None:
+    script = f"{ATTEMPT}\nprint(json.dumps(os.getgroups()))"
+    assert in_a_launcher_of_its_own(lambda: os.setgroups([4, 24]), script, cwd) == [[], [4, 24]]
+
+
+def test_the_worker_leads_a_session_of_its_own_with_locked_securebits(runner: Runner, cwd: Path) -> None:
+    script = f"""{ATTEMPT}
+print(json.dumps([os.getsid(0) == os.getpid(), os.umask(0), libc.prctl(27, 0, 0, 0, 0)]))  # PR_GET_SECUREBITS
+"""
+    assert runner.python(script, cwd).json() == [True, 0o022, 0b1110_1111]
 
 
 def test_the_hostname_and_the_accounts_are_synthetic(runner: Runner, cwd: Path) -> None:

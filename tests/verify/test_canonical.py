@@ -92,6 +92,12 @@ def test_a_lone_surrogate_is_refused_without_canonical_form_too(text: bytes) -> 
         canonical.parse(text, canonical=False)
 
 
+@pytest.mark.parametrize("number", ["9007199254740992", "-9007199254740992", "9007199254740992.0", "1e400"])
+def test_a_number_that_readers_disagree_about_is_refused_without_canonical_form_too(number: str) -> None:
+    with pytest.raises(VerifyError, match="beyond"):
+        canonical.parse(f"[{number}]".encode(), canonical=False)
+
+
 def test_an_escaped_surrogate_pair_is_one_character() -> None:
     assert canonical.parse(b'["\\ud83d\\ude00"]', canonical=False) == ["\U0001f600"]
 

@@ -168,6 +168,13 @@ def test_a_changed_consistency_proof_is_refused(new: int, data: st.DataObject) -
     assert refused.value.check == "consistency"
 
 
+@pytest.mark.parametrize("old", [1, 3, 4])
+def test_no_proof_at_all_is_refused(old: int) -> None:
+    with pytest.raises(VerifyError) as refused:
+        log.verify_consistency(checkpoint_of(leaves_of(old)), checkpoint_of(leaves_of(5)), [])
+    assert refused.value.check == "consistency"
+
+
 def test_a_log_that_shrank_or_is_another_is_refused() -> None:
     small, large = checkpoint_of(leaves_of(3)), checkpoint_of(leaves_of(5))
     proof = naive_consistency(3, leaves_of(5))
@@ -287,6 +294,13 @@ def test_what_is_not_a_checkpoint_of_this_log_is_refused(bad: bytes) -> None:
     with pytest.raises(VerifyError) as refused:
         log.verify_checkpoint(bad, LOG_KEY, ORIGIN)
     assert refused.value.check == "checkpoint"
+
+
+@pytest.mark.parametrize("character", ["\0", "\t", "\r", "\x1f"])
+def test_a_control_character_in_a_signed_text_is_refused(character: str) -> None:
+    log.verify_note(note("one\n"), LOG_KEY, ORIGIN)
+    with pytest.raises(VerifyError, match="control character"):
+        log.verify_note(note(f"o{character}ne\n"), LOG_KEY, ORIGIN)
 
 
 def test_a_root_with_stray_low_bits_in_its_base64_is_refused() -> None:
