@@ -19,7 +19,7 @@ import orjson
 from chio import canonical, schema, statedir
 from chio.errors import InputError
 from chio.host import read_document
-from confine import ConfineError, Limits, MountPlan, Profile, check_limits, load_profile, plan_mounts
+from confine import ConfineError, Limits, MountPlan, Profile, check_limits, load_profile, plan_mounts, plan_unconfined
 
 UNCONFINED = "none"
 
@@ -128,20 +128,32 @@ class PlanReader:
                 "`none`",
                 "name a profile, or pass --allow-unconfined to run it with this account's rights",
             )
+        if not confined and (confinement.read or confinement.exports):
+            raise self._refused(
+                position,
+                "confinement",
+                "an unconfined worker has no read paths or exports",
+                "it sees and writes what this account can",
+                "remove them, or name a profile",
+            )
         cwd = os.path.normpath(self._folder / worker.cwd)
         exports = self._exports(position, worker, cwd)
         try:
             profile = load_profile(self._profile_name(confinement.profile) if confined else "worker")
             limits = check_limits(worker.limits, profile.limits)
-            mounts = plan_mounts(
-                argv=worker.command,
-                cwd=cwd,
-                state_dir=str(self._state),
-                read=confinement.read,
-                runtime_roots=self._runtime_roots,
-                exports_directory=exports.directory if exports else None,
-                path_env=os.path.dirname(before["executable"]) if before else None,
-            )
+            looked_up = os.path.dirname(before["executable"]) if before else None
+            if confined:
+                mounts = plan_mounts(
+                    argv=worker.command,
+                    cwd=cwd,
+                    state_dir=str(self._state),
+                    read=confinement.read,
+                    runtime_roots=self._runtime_roots,
+                    exports_directory=exports.directory if exports else None,
+                    path_env=looked_up,
+                )
+            else:
+                mounts = plan_unconfined(argv=worker.command, cwd=cwd, path_env=looked_up)
         except ConfineError as error:
             field = {"LimitRefused": "limits", "ProfileError": "confinement.profile"}.get(
                 type(error).__name__, "command"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import os
 import selectors
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 
 import orjson
 
+from chio import statedir
 from chio.errors import HostFault, StateError
 from chio.host import Host
 from chio.plans import ExportTarget, PlanReader, Prepared, reserved_match
@@ -39,6 +39,7 @@ from confine import (
     claim_identity,
     collect_exports,
     discard_staged,
+    for_attempt,
     launch_spec,
     publish_staged,
     stage_exports,
@@ -62,11 +63,14 @@ class Attempt:
     connection: dict[str, Any]
     socket: socket.socket
     identity: Identity | None
+    folders: list[int]
     launch_id: str | None = None
     pid_namespace: tuple[int, int] = (0, 0)
 
     def release(self) -> None:
         self.socket.close()
+        for folder in self.folders:
+            os.close(folder)
         if self.identity is not None:
             self.identity.close()
 
@@ -252,10 +256,12 @@ class Runner:
     def _start(self, work: Work) -> None:
         prepared = work.prepared
         identity = claim_identity() if prepared.confined else None
+        # Folders that the worker will see with their owner's rights: no state may come to lie in one meanwhile.
+        folders = [statedir.hold_folder(bind.path) for bind in prepared.mounts.binds if bind.owner is not None]
         reserved = self._kernel.call("reserve", process=work.name, confined=prepared.confined)
         number, connection = reserved["number"], reserved["connection"]
         listening, path = self._sockets.bind(f"{work.name}-{number}")
-        work.attempt = Attempt(number, connection, listening, identity)
+        work.attempt = Attempt(number, connection, listening, identity, folders)
         connection["socket_path"] = SOCKET_PATH if prepared.confined else path
         bootstrap = {
             "schema": "chio.process.worker-bootstrap.v1",
@@ -263,13 +269,12 @@ class Runner:
             "attempt": number,
             "input": prepared.worker.input,
         }
-        spec = launch_spec(
-            dataclasses.replace(prepared.mounts, socket=path),
-            prepared.profile,
-            prepared.limits,
-            prepared.worker.timeout_seconds * 1000,
-            identity,
-        )
+        try:
+            mounts = for_attempt(prepared.mounts, path) if prepared.confined else prepared.mounts
+        except ConfineError as error:
+            self._ended(work, "launch_failed", None, _message(f"chio: {error}\n"), None)
+            return
+        spec = launch_spec(mounts, prepared.profile, prepared.limits, prepared.worker.timeout_seconds * 1000, identity)
         with _sealed(orjson.dumps(bootstrap)) as stdin:
             self._launcher.launch(work.name, spec, stdin, (identity.fd,) if identity else ())
 
@@ -328,9 +333,8 @@ class Runner:
     def _launch_failed(self, work: Work, event: LaunchFailed) -> None:
         why = os.strerror(event.errno) if event.errno else "failed"
         where = f"{event.step}, {event.path or 'no path'}, {why}; {event.hint or 'see the step'}"
-        message = f"chio: the launch failed ({where})\n"
         outcome = CANCELLED if work.settled == CANCELLED else INTERRUPTED if self._stopping else "launch_failed"
-        self._ended(work, outcome, None, {"stderr": (message.encode(), len(message))}, None)
+        self._ended(work, outcome, None, _message(f"chio: the launch failed ({where})\n"), None)
 
     def _exited(self, work: Work, event: Exited) -> None:
         attempt, exports = work.attempt, work.prepared.exports
@@ -491,6 +495,12 @@ class Runner:
                 signal.signal(number, handler)
             ours.close()
             theirs.close()
+
+
+def _message(text: str) -> dict[str, tuple[bytes, int]]:
+    """The logs of an attempt that never ran: what the host has to say, as its stderr."""
+    data = text.encode()
+    return {"stderr": (data[:MAX_LOG_BYTES], len(data))}
 
 
 def pid_namespace(pid: int) -> tuple[int, int]:

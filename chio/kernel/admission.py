@@ -44,8 +44,9 @@ class Facts:
 
     `chain` runs from the caller's capability up to root's; `budget` is (calls, ceiling) for the same processes.
     `known_binding` is the binding already kept under the key, `binding` this request's.
-    `tool_exists` keeps a grant of `*` to the tools that there are. `invocations_left` answers, for the position of one of the caller's grants, whether its whole chain can be debited;
-    `constraints_hold` whether the arguments satisfy every constraint of that grant.
+    `tool_exists` keeps a grant of `*` to the tools that there are. `invocations_left` answers, for the position of
+    one of the caller's grants, whether its whole chain can be debited; `constraints_hold` whether the arguments
+    satisfy every constraint of that grant.
     """
 
     running: bool

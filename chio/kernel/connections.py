@@ -68,6 +68,7 @@ class Connection(asyncio.Protocol):
         "_scheduled",
         "_service",
         "_transport",
+        "_unchecked",
         "_untaken",
         "deadline",
         "on_lost",
@@ -78,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._listener = listener
         self._service = service
         self._buffer = bytearray()
+        self._unchecked = False  # the host has not said yet whether the peer is in the attempt's pid namespace
         self._busy = False  # a request is being served
         self._scheduled = False  # the next line that has arrived will be taken in a later turn of the loop
         self._untaken = False  # the client does not take its answers: nothing is served until it does
@@ -102,7 +104,7 @@ class Connection(asyncio.Protocol):
             if pidfd is None:
                 self._hang_up_at_once("unauthenticated")
                 return
-            self._transport.pause_reading()
+            self._unchecked = True
             self._service.check_peer(listener.caller, pidfd, self._peer_checked)
         listener.connections.add(self)
         self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
@@ -111,7 +113,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if inside:
-            self._transport.resume_reading()
+            self._unchecked = False
+            self._go_on()
         else:
             self._refuse("unauthenticated")
 
@@ -120,7 +123,7 @@ class Connection(asyncio.Protocol):
             return
         buffer = self._buffer
         buffer += data
-        if self._busy or self._scheduled or self._untaken:
+        if self._busy or self._scheduled or self._untaken or self._unchecked:
             # A client that writes on while it is owed an answer is held back, not buffered without end.
             if len(buffer) > wire.MAX_REQUEST_BYTES:
                 self._transport.pause_reading()

@@ -49,6 +49,7 @@ def initialize(path: Path, config_source: Source, policy_source: Source, allow_v
         config, policy, config_source.path, runtime_id=runtime_id, now_ms=now_ms, authority=keys.authority
     )
     _refuse_volatile_parent(path, allow_volatile)
+    place = statedir.claim_place(path)
 
     directory = statedir.create(path)
     statedir.write_new(directory, statedir.LOCK, b"")
@@ -136,7 +137,8 @@ def initialize(path: Path, config_source: Source, policy_source: Source, allow_v
     store.commit()
     store.close()
     fcntl.flock(lock, fcntl.LOCK_UN)
-    os.close(lock)
+    for fd in (lock, *place):
+        os.close(fd)
     return {"initialized": True, "processes": len(issued), "kernel_key": keys.kernel.public, "runtime_id": runtime_id}
 
 

@@ -250,15 +250,20 @@ OUTSIDE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("asker", ["a", "root"])
-@pytest.mark.parametrize(("server", "tool"), OUTSIDE.values(), ids=OUTSIDE)
+@pytest.mark.parametrize(
+    ("asker", "server", "tool"),
+    [
+        pytest.param(asker, server, tool, id=f"{name} for {asker}")
+        for name, (server, tool) in OUTSIDE.items()
+        for asker in ("a", "root")
+        if (asker, tool) != ("root", "ack_jobs")
+    ],
+)
 def test_what_no_grant_covers_is_out_of_scope_with_a_retained_receipt(
-    make_state: MakeState, server: str, tool: str, asker: str
+    make_state: MakeState, asker: str, server: str, tool: str
 ) -> None:
     """Root's own grant is `*`: every tool there is, and no tool that there is not."""
     state = make_state(config(child("a", "send_jobs"), child("b", "ack_jobs")))
-    if asker == "root" and tool == "ack_jobs":
-        pytest.skip("root's grant covers it")
     with state.serve() as serving:
         worker = serving.worker(asker)
         frame = worker.call("key", tool, {"message_key": "m", "payload": 1}, server)
@@ -270,7 +275,8 @@ def test_what_no_grant_covers_is_out_of_scope_with_a_retained_receipt(
 
 
 def test_a_grant_to_delegate_is_no_grant_to_invoke(make_state: MakeState) -> None:
-    state = make_state(config(child("a", "ack_jobs")), policy(grant("send_jobs", operations=["delegate"]), grant("ack_jobs")))
+    rules = policy(grant("send_jobs", operations=["delegate"]), grant("ack_jobs"))
+    state = make_state(config(child("a", "ack_jobs")), rules)
     with state.serve() as serving:
         root = serving.worker("root")
         assert refusal(serving, root.invoke("k", "send_jobs", {}))[0] == "out_of_scope"
@@ -452,8 +458,7 @@ def test_the_host_is_told_who_was_cancelled(make_state: MakeState) -> None:
     with make_state(config(child("a"), child("aa", parent="a", share=10), child("b"))).serve() as serving:
         serving.worker("a").ask("cancel")
         assert serving.host.kernel.call("progress")["cancelled"] == ["a", "aa"]
-        events = serving.host.kernel.events()
-        assert events == [{"event": "cancelled", "processes": ["a", "aa"]}]
+        assert serving.host.kernel.events() == [({"event": "cancelled", "processes": ["a", "aa"]}, [])]
 
 
 # --- receipts and log ------------------------------------------------------------------------------------------------
