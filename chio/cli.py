@@ -244,7 +244,3 @@ def export(state: Path, out: Path) -> int:
             ) from error
     _print({"schema": "chio.receipt.export.v1", "receipts": count, "file": str(out)})
     return 0
-
-
-if __name__ == "__main__":
-    main()

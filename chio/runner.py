@@ -52,7 +52,7 @@ INTERRUPTED = "host_interrupted"
 CANCELLED = "process_cancelled"
 
 _REDACTED = b"[REDACTED]"
-_KILLED_FOR = {"not_enforced": "launch_failed"}
+_KILLED_FOR = {"not_enforced": "launch_failed", "not_resumed": "launch_failed"}
 
 
 @dataclass(slots=True, eq=False)
@@ -152,9 +152,9 @@ class Runner:
             self._load()
             if not self._done():
                 self._require_live_grants()
-                if self._frozen is None:
-                    self._kernel.call("freeze", plan=self._mine)
                 with Launcher.start((self._host.lock,)) as self._launcher, self._sockets, self._signals() as wakeup:
+                    if self._frozen is None:
+                        self._kernel.call("freeze", plan=self._mine)
                     self._loop(wakeup)
             self._kernel.call("finish")
         except (StateError, HostFault, ConfineError) as error:

@@ -146,13 +146,21 @@ def hold_folder(path: str) -> int:
 
 
 def claim_place(path: Path) -> list[int]:
-    """Before a state is made at `path`: locks on every folder above that can be read, against `hold_folder`."""
+    """Before a state is made at `path`: locks on every private folder above it, against `hold_folder`.
+
+    Only folders that others cannot read are shown to a worker as their owner; a lock on any other could be taken by
+    anybody and would only be in the way.
+    """
     held: list[int] = []
-    for folder in (path, *path.parents):
+    place = Path(os.path.realpath(path))
+    for folder in (place, *place.parents):
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             continue  # absent, or closed to this user: then no host of this user's shows it to anyone
+        if os.fstat(fd).st_mode & stat.S_IROTH:
+            os.close(fd)
+            continue
         held.append(fd)
         if not _flock(fd, fcntl.LOCK_EX):
             for taken in held:

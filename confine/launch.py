@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from confine import frames
-from confine.errors import ConfineError, LauncherLost
+from confine.errors import LauncherLost
 from confine.events import event_from_wire
 from confine.identities import Identity
 from confine.profile import Profile
@@ -21,9 +21,15 @@ _PROGRAM = "import sys; sys.path.insert(0, {root!r}); from confine.launcher impo
 
 
 def launch_spec(
-    plan: MountPlan, profile: Profile, limits: Limits, timeout_ms: int, identity: Identity | None
+    plan: MountPlan,
+    profile: Profile,
+    limits: Limits,
+    timeout_ms: int,
+    identity: Identity | None,
+    without: Sequence[str] = (),
 ) -> LaunchSpec:
-    """What a launch under `profile` is asked to be; identity None means unconfined, as the operator."""
+    """What a launch under `profile` is asked to be, but for the layers in `without`; identity None means unconfined,
+    as the operator."""
     if identity is None:
         inherited = tuple((name, os.environ[name]) for name in ("PATH", "HOME") if name in os.environ)
         return LaunchSpec(False, plan, inherited, os.getuid(), os.getgid(), limits, timeout_ms)
@@ -39,6 +45,9 @@ def launch_spec(
         tmp_bytes=profile.tmp_bytes,
         shm_bytes=profile.shm_bytes,
         inodes=profile.inodes,
+        uid_ranges=identity.uid_ranges,
+        gid_ranges=identity.gid_ranges,
+        without=tuple(without),
     )
 
 
@@ -52,9 +61,7 @@ class Launcher:
     @classmethod
     def start(cls, keep_fds: Sequence[int] = ()) -> "Launcher":
         """Starts it. `keep_fds` stay open in it and in every init until they end (a lock that must not be free
-        earlier), never in a worker. ConfineError unless root: rootless confinement is not in this version."""
-        if os.geteuid() != 0:
-            raise ConfineError("only root can confine in this version", fix="run the same command as root, with sudo")
+        earlier), never in a worker."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             program = _PROGRAM.format(root=str(Path(__file__).parent.parent), fd=theirs.fileno(), kept=tuple(keep_fds))

@@ -6,10 +6,14 @@ process lives in; the launcher keeps a few of them, since making one costs a for
 """
 
 import os
+import subprocess
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from confine import syscalls
+from confine.errors import StepFailed
 
+ROOTLESS = syscalls.CLONE_NEWUSER  # for an ordinary user, in the same clone: it owns all the others then
 CONFINED = (
     syscalls.CLONE_NEWNS
     | syscalls.CLONE_NEWPID
@@ -39,6 +43,35 @@ def map_own_user(uid: int, gid: int) -> None:
             os.write(fd, content.encode())
         finally:
             os.close(fd)
+
+
+def map_ranges(
+    pid: int, uids: Sequence[tuple[int, int]], gids: Sequence[tuple[int, int]], mappers: Sequence[str]
+) -> None:
+    """Gives a process in a new user namespace its ids, each (first, count) under the number that it has outside.
+
+    An ordinary user may map one own id alone; more is done by the machine's setuid `mappers` (newuidmap(1),
+    newgidmap(1)), which look into subuid(5) first. StepFailed("identity maps").
+    """
+    for name, mapper, ranges in (("gid", mappers[1], gids), ("uid", mappers[0], uids)):
+        if len(ranges) > 1:
+            arguments = [str(number) for first, count in ranges for number in (first, first, count)]
+            done = subprocess.run([mapper, str(pid), *arguments], capture_output=True, check=False)
+            if done.returncode != 0:
+                raise StepFailed("identity maps", 0, mapper, done.stderr.decode(errors="replace").strip())
+            continue
+        ((only, count),) = ranges
+        if name == "gid":
+            _write(f"/proc/{pid}/setgroups", "deny")  # first, as below
+        _write(f"/proc/{pid}/{name}_map", f"{only} {only} {count}")
+
+
+def _write(path: str, content: str) -> None:
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write(content)
+    except OSError as error:
+        raise StepFailed("identity maps", error.errno or 0, path) from None
 
 
 class MountIdMaps:

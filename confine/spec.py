@@ -68,6 +68,10 @@ class LaunchSpec:
 
     uid and gid are the attempt's own, outside; 0 when unconfined (it runs as the operator). `timeout_ms` counts from
     resume(). Sizes of /tmp and /dev/shm are the profile's, in bytes and inodes.
+
+    uid_ranges, gid_ranges   (first, count) of the ids that exist in init's own user namespace, under the numbers they
+                             have outside; empty for root, which needs no such namespace. See confine.identities
+    without                  the layers (LAYERS) that the operator gave up by name
     """
 
     confined: bool
@@ -81,6 +85,14 @@ class LaunchSpec:
     tmp_bytes: int = 64 << 20
     shm_bytes: int = 64 << 20
     inodes: int = 16_384
+    uid_ranges: tuple[tuple[int, int], ...] = ()
+    gid_ranges: tuple[tuple[int, int], ...] = ()
+    without: tuple[str, ...] = ()
+
+    @property
+    def rootless(self) -> bool:
+        """Confined by an ordinary user: init is in a user namespace of its own from its first instruction."""
+        return bool(self.uid_ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,9 @@ Event = Observed | LaunchFailed | Exited
 # 64 KiB are shown; the rest lets the host find a 64-character credential that the cut would have split.
 CAPTURE_BYTES = 65_536 + 63
 SOCKET_PATH = "/run/chio/process.sock"
+# What --without may name: a layer whose absence is the operator's decision, and stands in the launch record.
+LAYERS = ("cgroup", "distinct-uids", "landlock", "seccomp")
+GIVEN_UP = "given up by --without"
 
 
 def spec_to_wire(spec: LaunchSpec) -> dict[str, JSON]:
@@ -185,5 +200,14 @@ def spec_from_wire(wire: dict[str, JSON]) -> LaunchSpec:
             "masks": tuple(plan["masks"]),
         }
     )
-    environment = tuple((name, value) for name, value in wire["environment"])
-    return LaunchSpec(**wire | {"plan": mount_plan, "limits": Limits(**wire["limits"]), "environment": environment})
+    return LaunchSpec(
+        **wire
+        | {
+            "plan": mount_plan,
+            "limits": Limits(**wire["limits"]),
+            "environment": tuple((name, value) for name, value in wire["environment"]),
+            "uid_ranges": tuple((first, count) for first, count in wire["uid_ranges"]),
+            "gid_ranges": tuple((first, count) for first, count in wire["gid_ranges"]),
+            "without": tuple(wire["without"]),
+        }
+    )

@@ -135,7 +135,11 @@ def _drive_node(path: str, steps: tuple[Step, ...], timeout: float) -> tuple[lis
                 step.until()
                 process.stdin.write("\n")
                 process.stdin.flush()
-        printed, complaints = process.communicate(timeout=60)
+        try:
+            printed, complaints = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     assert process.returncode == 0, complaints
     report = json.loads(printed)
     return [_node_outcome(outcome) for outcome in report["outcomes"]], report["shown"]

@@ -11,7 +11,9 @@ import pytest
 
 from tests.kernel.serving import Serving, State, Worker, all_of, child, config, mailbox
 
-_SHARED = 30  # processes and mailboxes of a shared kernel: each test takes its own
+# What a shared kernel has: each test takes its own.
+_PROCESSES = 128
+_MAILBOXES = 30
 
 
 @pytest.fixture
@@ -28,11 +30,12 @@ def make_state(tmp_path: Path) -> Callable[..., State]:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """One kernel for a module: processes `p0` … with every tool of every mailbox."""
-    boxes = [f"m{n}" for n in range(_SHARED)]
+    boxes = [f"m{n}" for n in range(_MAILBOXES)]
     host = config(
-        *(child(f"p{n}", *all_of(*boxes), share=300) for n in range(_SHARED)),
+        *(child(f"p{n}", *all_of(*boxes), share=70) for n in range(_PROCESSES)),
         mailboxes=[mailbox(box) for box in boxes],
         max_calls=1_000_000,
+        max_processes=_PROCESSES + 1,
     )
     state = State.make(tmp_path_factory.mktemp("shared") / "state", host)
     with state.serve() as serving:
@@ -46,11 +49,13 @@ def _processes() -> Iterator[int]:
 
 @pytest.fixture
 def worker(shared: Serving, _processes: Iterator[int]) -> Worker:
-    """An attempt of its own on the shared kernel; its ending is the kernel's."""
-    return shared.worker(f"p{next(_processes) % (_SHARED - 1)}")
+    """A process that no other test of the module has, and its attempt on the shared kernel."""
+    number = next(_processes)
+    assert number < _PROCESSES - 1, "raise _PROCESSES"
+    return shared.worker(f"p{number}")
 
 
 @pytest.fixture
 def bystander(shared: Serving) -> Worker:
     """Somebody else on the shared kernel, who must be served whatever happens."""
-    return shared.worker(f"p{_SHARED - 1}")
+    return shared.worker(f"p{_PROCESSES - 1}")
