@@ -8,6 +8,7 @@ all of them are dead.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import socket
 import subprocess
@@ -103,28 +104,47 @@ class Host:
         self.runtime_id: str = opened["runtime_id"]
         self.kernel_key: str = opened["kernel_key"]
         self.processes: list[str] = opened["processes"]
+        self.config_path: str = opened["config_path"]
+        self.config_text: str = opened["config"]
 
     def close(self) -> None:
         self.kernel.close()
         os.close(self.lock)
 
 
-def initialize(config: Path, path: Path, *, allow_volatile: bool) -> dict[str, Any]:
-    """`chio process init`: read the two documents, let a kernel make the state. Raises `InputError`, `StateError`."""
+def initialize(
+    config: Path, path: Path, *, allow_volatile: bool, runtime_roots: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """`chio process init`: read the two documents, let a kernel make the state. Raises `InputError`, `StateError`.
+
+    Tool servers are started for it, confined, so that the tools they declare can be pinned.
+    """
     from chio import schema
 
     config_text = read_document(config)
-    policy = config.parent / schema.host_config(config_text, str(config)).policy
+    parsed = schema.host_config(config_text, str(config))
+    policy = config.parent / parsed.policy
     policy_text = read_document(policy)
+    schema.policy(policy_text, str(policy))
     kernel = KernelProcess()
     try:
-        answer = kernel.call(
-            "init",
-            path=str(path.absolute()),
-            config=[str(config.absolute()), base64.b64encode(config_text).decode()],
-            policy=[str(policy.absolute()), base64.b64encode(policy_text).decode()],
-            allow_volatile=allow_volatile,
-        )
+        with contextlib.ExitStack() as started:
+            fds: tuple[int, ...] = ()
+            if parsed.servers:
+                from chio.servers import prepare, start_for_init
+
+                fds = started.enter_context(
+                    start_for_init(prepare(parsed, str(config), path, runtime_roots), str(config))
+                )
+            answer = kernel.call(
+                "init",
+                fds,
+                path=str(path.absolute()),
+                config=[str(config.absolute()), base64.b64encode(config_text).decode()],
+                policy=[str(policy.absolute()), base64.b64encode(policy_text).decode()],
+                allow_volatile=allow_volatile,
+                servers=[server.id for server in parsed.servers],
+            )
     finally:
         kernel.close()
     result: dict[str, Any] = answer["result"]

@@ -70,7 +70,7 @@ class PlanReader:
         self._folder = Path(os.path.realpath(file)).parent
         self._state = Path(os.path.realpath(state))
         self._allow_unconfined = allow_unconfined
-        self._runtime_roots = runtime_roots
+        self.runtime_roots = runtime_roots
 
     def require_processes(self, known: list[str]) -> None:
         for position, worker in enumerate(self.plan.workers):
@@ -148,7 +148,7 @@ class PlanReader:
                     cwd=cwd,
                     state_dir=str(self._state),
                     read=confinement.read,
-                    runtime_roots=self._runtime_roots,
+                    runtime_roots=self.runtime_roots,
                     exports_directory=exports.directory if exports else None,
                     path_env=looked_up,
                 )

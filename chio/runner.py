@@ -21,10 +21,12 @@ from typing import Any
 
 import orjson
 
-from chio import statedir
+from chio import schema, statedir
 from chio.errors import HostFault, StateError
 from chio.host import Host
 from chio.plans import ExportTarget, PlanReader, Prepared, reserved_match
+from chio.records import launch_record
+from chio.servers import NAME_PREFIX, ToolServers, prepare
 from chio.sockets import SocketDirectory
 from confine import (
     SOCKET_PATH,
@@ -142,6 +144,13 @@ class Runner:
         self._frozen = frozen
         self._work = {entry.worker.process: Work(entry) for entry in prepared}
         self._sockets = SocketDirectory(host.runtime_id)
+        self._servers_prepared = prepare(
+            schema.host_config(host.config_text.encode(), host.config_path),
+            host.config_path,
+            host.path,
+            reader.runtime_roots,
+        )
+        self._servers: ToolServers
         self._launcher: Launcher
 
     # --- the run -------------------------------------------------------------------------------------------------
@@ -153,8 +162,7 @@ class Runner:
             if not self._done():
                 self._require_live_grants()
                 with Launcher.start((self._host.lock,)) as self._launcher, self._sockets, self._signals() as wakeup:
-                    if self._frozen is None:
-                        self._kernel.call("freeze", plan=self._mine)
+                    self._servers = ToolServers(self._servers_prepared, self._launcher, self._kernel)
                     self._loop(wakeup)
             self._kernel.call("finish")
         except (StateError, HostFault, ConfineError) as error:
@@ -206,6 +214,22 @@ class Runner:
             selector.register(self._kernel, selectors.EVENT_READ, self._kernel_spoke)
             selector.register(self._launcher, selectors.EVENT_READ, self._launcher_spoke)
             selector.register(wakeup, selectors.EVENT_READ, lambda: self._stop(wakeup))
+            self._servers.start_all()
+            while not self._servers.ready and not self._stopping:
+                self._kernel_spoke()
+                if self._servers.refusals:
+                    name, why = next(iter(self._servers.refusals.items()))
+                    raise StateError(
+                        "a tool server cannot be used",
+                        file=str(self._host.path),
+                        field=f"servers.{name}",
+                        why=why,
+                        fix="see its log; a changed tool list needs a new state",
+                    )
+                for key, _ in selector.select():
+                    key.data()
+            if self._frozen is None and not self._stopping:
+                self._kernel.call("freeze", plan=self._mine)
             while not self._done():
                 self._kernel_spoke()  # also what arrived while an answer was waited for
                 self._start_ready()
@@ -213,6 +237,10 @@ class Runner:
                 if self._done():
                     break
                 for key, _ in selector.select(self._patience()):
+                    key.data()
+            self._servers.stop()
+            while self._servers.alive:
+                for key, _ in selector.select():
                     key.data()
         self._progress(list(self._work.values()))
 
@@ -280,6 +308,9 @@ class Runner:
 
     def _launcher_spoke(self) -> None:
         for event in self._launcher.receive():
+            if event.attempt.startswith(NAME_PREFIX):
+                self._servers.launcher_said(event)
+                continue
             work = self._work[event.attempt]
             if isinstance(event, Observed):
                 self._observed(work, event)
@@ -294,11 +325,9 @@ class Runner:
         assert attempt is not None
         attempt.pid_namespace = pid_namespace(event.pid)
         prepared = work.prepared
-        record = {
+        record = launch_record(event, prepared.confined) | {
             "process_id": work.name,
             "attempt": attempt.number,
-            "observer": "host",
-            "confined": prepared.confined,
             "asked": {
                 "command": prepared.worker.command,
                 "cwd": prepared.worker.cwd,
@@ -307,12 +336,6 @@ class Runner:
                 "timeout_seconds": prepared.worker.timeout_seconds,
                 "limits": prepared.worker.limits,
             },
-            "executable_sha256": event.executable_sha256,
-            "fields": [
-                {"name": at.name, "asked": at.asked, "value": at.value, "source": at.source}
-                | ({"detail": at.detail} if at.detail is not None else {})
-                for at in event.fields
-            ],
         }
         attempt.launch_id = self._kernel.call("launched", process=work.name, number=attempt.number, record=record)[
             "launch_id"
@@ -453,6 +476,8 @@ class Runner:
         for event, fds in self._kernel.events():
             if event["event"] == "cancelled":
                 self._cancel(event["processes"])
+            elif event["event"] in ("server", "server_needed"):
+                self._servers.kernel_said(event)
             else:
                 (pidfd,) = fds
                 work = self._work[event["process"]]

@@ -64,6 +64,21 @@ class Route(Document, frozen=True):
     tool_name: Name
 
 
+class ServerConfinement(Document, frozen=True):
+    profile: Annotated[str, Meta(min_length=1, max_length=4096)] = "tool-server"
+    read: Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(max_length=64)] = []
+    write: Annotated[list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(max_length=64)] = []
+
+
+class Server(Document, frozen=True):
+    """A tool server: an MCP server that speaks over its stdin and stdout. `command` is a literal argv."""
+
+    id: Id
+    command: Annotated[list[Annotated[str, Meta(max_length=16_384)]], Meta(min_length=1, max_length=128)]
+    request_timeout_seconds: Annotated[int, Meta(ge=1, le=3600)] = 60
+    confinement: ServerConfinement = ServerConfinement()
+
+
 class Child(Document, frozen=True):
     id: Id
     parent: Id
@@ -72,13 +87,13 @@ class Child(Document, frozen=True):
 
 
 class HostConfig(Document, frozen=True):
-    """`chio.process.host.v1`. `servers` is reserved for tool servers, which this version does not run."""
+    """`chio.process.host.v1`."""
 
     schema: Literal["chio.process.host.v1"]
     policy: Annotated[str, Meta(min_length=1, max_length=4096)]
     limits: HostLimits
     mailboxes: Annotated[list[Mailbox], Meta(max_length=32)] = []
-    servers: Annotated[list[Any], Meta(max_length=32)] = []
+    servers: Annotated[list[Server], Meta(max_length=32)] = []
     children: Annotated[list[Child], Meta(max_length=1024)] = []
 
 
@@ -94,7 +109,7 @@ class PolicyKernel(Document, frozen=True):
 
 
 class PolicyTool(Document, frozen=True):
-    """One root grant. `constraints` is reserved: this version refuses it, as it could not enforce it."""
+    """One root grant. `constraints` is a JSON Schema (draft 2020-12) that the arguments must satisfy."""
 
     server: Name
     tool: Name
@@ -158,13 +173,16 @@ class Plan(Document, frozen=True):
 def host_config(text: bytes, file: str) -> HostConfig:
     config = _convert(_json(text, file, MAX_DOCUMENT_BYTES), HostConfig, file)
     _unique([box.id for box in config.mailboxes], "mailboxes", file)
-    if config.servers:
-        raise InputError(
-            "tool servers are not available in this version",
-            file=file,
-            field="servers",
-            fix="remove the entries; mailboxes need none",
-        )
+    _unique([server.id for server in config.servers], "servers", file)
+    for position, server in enumerate(config.servers):
+        if server.id in RESERVED_SERVERS:
+            raise InputError(
+                "a server's id is reserved",
+                file=file,
+                field=f"servers[{position}].id",
+                why=f"`{server.id}`",
+                fix="choose another id",
+            )
     if len(config.children) + 1 > config.limits.max_processes:
         raise InputError(
             "more processes than the host allows",
@@ -208,13 +226,6 @@ def policy(text: bytes, file: str) -> Policy:
                 field=f"{field}.ttl",
                 why=f"{tool.ttl} s is over kernel.max_capability_ttl",
                 fix=f"at most {document.kernel.max_capability_ttl}",
-            )
-        if tool.constraints is not None:
-            raise InputError(
-                "constraints are not available in this version",
-                file=file,
-                field=f"{field}.constraints",
-                fix="remove them, or do not grant the tool",
             )
         if len(set(tool.operations)) != len(tool.operations):
             raise InputError("an operation is listed twice", file=file, field=f"{field}.operations", fix="list it once")

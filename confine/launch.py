@@ -89,6 +89,7 @@ class Launcher:
         stdin_fd: int,
         held_fds: Sequence[int] = (),
         echo_fds: tuple[int, int] | None = None,
+        stdout_fd: int | None = None,
     ) -> None:
         """Starts an attempt; Observed or LaunchFailed follows. The descriptors stay the caller's. LauncherLost.
 
@@ -97,7 +98,9 @@ class Launcher:
         with one attempt.
         """
         message = {"op": "launch", "attempt": attempt, "spec": spec_to_wire(spec), "echo": echo_fds is not None}
-        self._send(message, [stdin_fd, *(echo_fds or ()), *held_fds])
+        message["stdout"] = stdout_fd is not None
+        stdout = () if stdout_fd is None else (stdout_fd,)
+        self._send(message, [stdin_fd, *stdout, *(echo_fds or ()), *held_fds])
 
     def resume(self, attempt: str) -> None:
         """Lets an observed worker run its first instruction; its timeout starts now. LauncherLost."""

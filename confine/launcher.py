@@ -57,7 +57,8 @@ class LauncherProcess:
 
     def _timeout(self) -> float | None:
         deadlines = [attempt.deadline for attempt in self._attempts.values() if attempt.deadline is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        # epoll takes at most 24 days; a tool server's deadline is never.
+        return min(3600.0, max(0.0, min(deadlines) - time.monotonic())) if deadlines else None
 
     def _on_signal(self) -> None:
         os.read(self._signals, 128)
@@ -74,7 +75,7 @@ class LauncherProcess:
         message, fds = received
         attempt = self._attempts.get(message["attempt"])
         if message["op"] == "launch":
-            self._launch(message["attempt"], message["spec"], fds, message["echo"])
+            self._launch(message["attempt"], message["spec"], fds, message["echo"], message["stdout"])
         elif attempt is None:
             pass  # it ended while the message was on its way
         elif message["op"] == "resume":
@@ -82,18 +83,19 @@ class LauncherProcess:
         else:
             attempt.end(message["reason"])
 
-    def _launch(self, name: str, wire: dict[str, object], fds: list[int], echoes: bool) -> None:
+    def _launch(self, name: str, wire: dict[str, object], fds: list[int], echoes: bool, given: bool) -> None:
         stdin, fds = fds[0], fds[1:]
+        stdout, fds = (fds[0], fds[1:]) if given else (None, fds)
         echo, held = (tuple(fds[:2]), fds[2:]) if echoes else ((), fds)
         attempt = Attempt(name, spec_from_wire(wire), self._selector, self._emit)
         try:
-            attempt.start(self._id_maps, stdin, self._null, (*self._kept, *held), echo)
+            attempt.start(self._id_maps, stdin, self._null, (*self._kept, *held), echo, stdout)
         except StepFailed as failure:
             self._emit(launch_failed(name, failure))
         else:
             self._attempts[name] = attempt
         finally:
-            _close_all([stdin, *held])
+            _close_all([stdin, *held] + ([stdout] if stdout is not None else []))
 
     def _lose_host(self) -> None:
         self._open = False

@@ -63,7 +63,7 @@ def open_sources(spec: LaunchSpec, id_maps: MountIdMaps) -> Sources:
     plan = spec.plan
     try:
         for bind in plan.binds:
-            opened.append(_clone_source(bind.path, bind.directory, _READ_ONLY))
+            opened.append(_clone_source(bind.path, bind.directory, _PRIVATE if bind.writable else _READ_ONLY))
             if bind.owner is not None:
                 _map_ids(opened[-1], bind, spec, id_maps)
         socket_fd = None
@@ -114,7 +114,7 @@ def expected_mounts(plan: MountPlan) -> dict[str, frozenset[str]]:
     """Mount point -> the options it must show in mountinfo, for every mount a worker sees and no other."""
     bind = frozenset({"ro", "nosuid", "nodev"})
     private = frozenset({"rw", "nosuid", "nodev"})
-    mounts = {"/": bind} | {entry.path: bind for entry in plan.binds}
+    mounts = {"/": bind} | {entry.path: private if entry.writable else bind for entry in plan.binds}
     mounts |= {"/proc": private | {"noexec"}, "/proc/sys": bind | {"noexec"}}
     mounts |= dict.fromkeys(PROC_MASKED, frozenset({"ro", "nosuid", "noexec"}))
     mounts |= {"/dev": frozenset({"ro", "nosuid", "noexec"}), "/dev/shm": private, "/tmp": private}

@@ -60,6 +60,7 @@ def plan_mounts(
     cwd: str,
     state_dir: str | None,
     read: Sequence[str] = (),
+    write: Sequence[str] = (),
     runtime_roots: Sequence[str] = (),
     socket: str | None = None,
     exports_directory: str | None = None,
@@ -84,6 +85,8 @@ def plan_mounts(
     _bind(draft, cwd)
     for path in read:
         _bind(draft, _read_path(path, cwd))
+    for path in write:
+        _bind_writable(draft, _read_path(path, cwd))
     executable = resolve_executable(argv[0], cwd, path_env)
     bare = "/" not in argv[0]
     roots = tuple(_folder(root, "runtime root") for root in runtime_roots)
@@ -137,13 +140,13 @@ def plan_unconfined(*, argv: Sequence[str], cwd: str, path_env: str | None = Non
     )
 
 
-def for_attempt(plan: MountPlan, socket: str) -> MountPlan:
+def for_attempt(plan: MountPlan, socket: str | None) -> MountPlan:
     """A frozen plan for one attempt: its socket, and the state directories that are there now hidden as well.
 
     ConfineError when a folder of the plan has come to lie in a state.
     """
     masks = tuple(mask for mask in _masks(plan.binds, plan.masks) if mask != plan.scratch)
-    return replace(plan, masks=masks, socket=os.path.realpath(socket))
+    return replace(plan, masks=masks, socket=os.path.realpath(socket) if socket is not None else None)
 
 
 def _folder(path: str, what: str) -> str:
@@ -202,6 +205,13 @@ def _bind(draft: _Draft, path: str, *, system: bool = False) -> None:
         if path == known.path or (_beneath(path, known.path) and _shown(status.st_uid, owner, path, known)):
             return
     draft.binds[path] = Bind(path, directory, owner, system)
+
+
+def _bind_writable(draft: _Draft, path: str) -> None:
+    """A folder that a tool server owns: ID-mapped, so that what it writes there is the folder's owner's."""
+    status = os.stat(path)
+    owner = (status.st_uid, status.st_gid)
+    draft.binds[path] = Bind(path, stat.S_ISDIR(status.st_mode), owner, writable=True)
 
 
 def _shown(uid: int, owner: tuple[int, int] | None, path: str, known: Bind) -> bool:

@@ -12,7 +12,7 @@ JSON = Any  # a value that json can carry; the launch record's fields hold sever
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """One read-only bind of `path` at the same path.
+    """One bind of `path` at the same path, read-only unless `writable`.
 
     `owner` is (uid, gid) of the source when the mount is to be ID-mapped onto the attempt's identity, because others
     may not read it; None leaves ids alone. `system` is one of the machine's own folders (/usr, /lib, some of /etc),
@@ -23,6 +23,7 @@ class Bind:
     directory: bool
     owner: tuple[int, int] | None = None
     system: bool = False
+    writable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def spec_to_wire(spec: LaunchSpec) -> dict[str, JSON]:
     return {name: getattr(spec, name) for name in LaunchSpec.__slots__} | {
         "plan": {name: getattr(plan, name) for name in MountPlan.__slots__}
         | {
-            "binds": [(b.path, b.directory, b.owner, b.system) for b in plan.binds],
+            "binds": [(b.path, b.directory, b.owner, b.system, b.writable) for b in plan.binds],
             "visible_files": dict(plan.visible_files),
         },
         "limits": {name: getattr(limits, name) for name in Limits.__slots__},
@@ -188,8 +189,8 @@ def spec_to_wire(spec: LaunchSpec) -> dict[str, JSON]:
 def spec_from_wire(wire: dict[str, JSON]) -> LaunchSpec:
     plan = wire["plan"]
     binds = tuple(
-        Bind(path, directory, (owner[0], owner[1]) if owner else None, system)
-        for path, directory, owner, system in plan["binds"]
+        Bind(path, directory, (owner[0], owner[1]) if owner else None, system, writable)
+        for path, directory, owner, system, writable in plan["binds"]
     )
     mount_plan = MountPlan(
         **plan

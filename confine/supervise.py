@@ -113,9 +113,11 @@ class Attempt:
         self._scratch: int | None = None
 
     def start(
-        self, id_maps: MountIdMaps, stdin: int, null: int, held: tuple[int, ...], echo: tuple[int, ...] = ()
+        self, id_maps: MountIdMaps, stdin: int, null: int, held: tuple[int, ...], echo: tuple[int, ...] = (),
+        given_stdout: int | None = None,
     ) -> None:
         """Clones init. `echo` are two descriptors for the streams, from now on this object's to close.
+        `given_stdout` (the caller's to close) is the worker's stdout instead of a pipe that is read here.
 
         StepFailed, with nothing left open, when it does not come to a clone.
         """
@@ -127,6 +129,8 @@ class Attempt:
                 sources = mounts.open_sources(self._spec, id_maps) if self._spec.confined else mounts.NO_SOURCES
                 childs.callback(sources.close)
                 self._stdout, stdout = self._output(childs, echo[0] if echo else None)
+                if given_stdout is not None:
+                    stdout = given_stdout  # the pipe above then ends at once
                 self._stderr, stderr = self._output(childs, echo[1] if echo else None)
                 self._control, control = self._socket_pair(childs)
                 self._sync, sync = self._socket_pair(childs)

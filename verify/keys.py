@@ -101,13 +101,13 @@ _PINS = shape.record(
 )
 
 
-def read_small(path: str) -> bytes:
-    """A file that cannot be large: a key, pins, a checkpoint."""
+def read_small(path: str, limit: int = _MAX_FILE_BYTES) -> bytes:
+    """A whole file of at most `limit` bytes: by default one that cannot be large, as a key, pins, a checkpoint."""
     try:
         with open(path, "rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+            content = file.read(limit + 1)
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise VerifyError(f"over {_MAX_FILE_BYTES} bytes", check="input", file=path)
+    if len(content) > limit:
+        raise VerifyError(f"over {limit} bytes", check="input", file=path)
     return content

@@ -22,7 +22,20 @@ from verify.verdict import VerifyError, unreadable
 # A reply holds a receipt and is at most this long (contract, section 3), so no line can be longer.
 MAX_LINE_BYTES = 8 * 1024 * 1024
 
-_BODY = shape.record(
+CALL = shape.record(
+    {
+        "process_id": shape.process_id,
+        "operation_key": shape.name,
+        "request_id": shape.request_id,
+        "binding": shape.digest,
+        "dispatch": shape.at_least(1),
+        "recovery_policy": shape.one_of("default", "known_outcome_only"),
+    }
+)
+ATTEMPT = shape.nullable(
+    shape.record({"number": shape.at_least(1), "launch_id": shape.nullable(shape.digest)})
+)
+BODY = shape.record(
     {
         "schema": shape.one_of("chio.receipt.v1"),
         "runtime_id": shape.runtime_id,
@@ -40,19 +53,8 @@ _BODY = shape.record(
             shape.record({"kind": shape.one_of("value", "text", "withheld"), "hash": shape.digest})
         ),
         "policy_hash": shape.digest,
-        "call": shape.record(
-            {
-                "process_id": shape.process_id,
-                "operation_key": shape.name,
-                "request_id": shape.matching("process:[0-9a-f]{64}", "process: and 64 lower-case hex digits"),
-                "binding": shape.digest,
-                "dispatch": shape.at_least(1),
-                "recovery_policy": shape.one_of("default", "known_outcome_only"),
-            }
-        ),
-        "attempt": shape.nullable(
-            shape.record({"number": shape.at_least(1), "launch_id": shape.nullable(shape.digest)})
-        ),
+        "call": CALL,
+        "attempt": ATTEMPT,
         "evidence": shape.array(
             shape.record({"guard": shape.text, "passed": shape.boolean}, {"detail": shape.text})
         ),
@@ -138,7 +140,7 @@ def verify_receipt(line: bytes, kernel_key: PublicKey, runtime_id: str | None = 
     """Verifies one receipt text (no newline). The error it raises has no file."""
     members = canonical.split(line, ("body", "disclosed", "signature"))
     body, disclosed, signature = (members[name].value for name in ("body", "disclosed", "signature"))
-    _BODY(body, "body")
+    BODY(body, "body")
     _DISCLOSED(disclosed, "disclosed")
     shape.signature(signature, "signature")
     if body["kernel_key"] != kernel_key.hex:

@@ -87,13 +87,34 @@ def boolean(value: Any, path: str) -> None:
         _refuse("is not true or false", path)
 
 
+def null(value: Any, path: str) -> None:
+    if value is not None:
+        _refuse("is not null", path)
+
+
 def text(value: Any, path: str) -> None:
     if type(value) is not str or not value:
         _refuse("is not a string with something in it", path)
 
 
+def string(value: Any, path: str) -> None:
+    if type(value) is not str:
+        _refuse("is not a string", path)
+
+
 def anything(value: Any, path: str) -> None:
     """Takes every value: its meaning is the application's."""
+
+
+def object_of_anything(value: Any, path: str) -> None:
+    if type(value) is not dict:
+        _refuse("is not an object", path)
+
+
+def true(value: Any, path: str) -> None:
+    """A member that is either true or absent."""
+    if value is not True:
+        _refuse("is there and not true", path)
 
 
 def name(value: Any, path: str) -> None:
@@ -108,6 +129,7 @@ digest = matching("[0-9a-f]{64}", "64 lower-case hex digits")
 signature = matching("[0-9a-f]{128}", "128 lower-case hex digits")
 salt = matching("[0-9a-f]{32}", "32 lower-case hex digits")
 runtime_id = matching("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "a lower-case UUID")
+request_id = matching("process:[0-9a-f]{64}", "process: and 64 lower-case hex digits")
 process_id = matching("[A-Za-z0-9_-]{1,64}", "1 to 64 letters, digits, _ or -")
 
 

@@ -1,7 +1,9 @@
 """How a verification ends: an exit status, and the one error that says what was refused, where and by which check."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Self
+from typing import Any, Self
 
 
 class Exit(IntEnum):
@@ -24,6 +26,12 @@ _FIXES = {
     "checkpoint": "do not rely on it: the log's key did not sign this checkpoint",
     "inclusion": "do not rely on it: this leaf is not in the log at this checkpoint",
     "consistency": "keep both checkpoints: the log has been rewritten between them",
+    "response_binding": "do not rely on it: this response does not answer the request and context that you kept",
+    "original_request": "take the request and the context that were kept when this very call was made",
+    "issued_capability": "do not rely on it: nobody whom this host certified granted this call",
+    "worker_response": "do not rely on the response: it is not what this call was answered",
+    "retained_operation": "do not rely on it: what is said of the call is not what the log holds",
+    "continuation_custody": "do not rely on it: the log does not show that the call was kept from its start",
 }
 
 
@@ -50,6 +58,29 @@ class VerifyError(Exception):
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.file, self.place, f"check {self.check}") if part)
         return f"{self.what} ({where}; {self.fix})"
+
+
+@dataclass(slots=True)
+class Findings:
+    """What came of a list of named checks. Each runs, whatever became of the others, so every failure is named."""
+
+    passed: list[str] = field(default_factory=list)
+    failed: list[tuple[str, VerifyError]] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+    def run(self, name: str, check: Callable[[], None]) -> None:
+        """One check: it returns, or raises `VerifyError`."""
+        try:
+            check()
+        except VerifyError as error:
+            self.failed.append((name, error))
+        else:
+            self.passed.append(name)
+
+    def document(self) -> dict[str, Any]:
+        """`checks` that passed, `failed` only where one did, `unchecked`."""
+        failed = [{"check": name, "why": error.what} for name, error in self.failed]
+        return {"checks": self.passed, **({"failed": failed} if failed else {}), "unchecked": self.unchecked}
 
 
 def unreadable(path: str, error: OSError | ValueError) -> VerifyError:

@@ -11,8 +11,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from chio.errors import ChioError, HostFault
+from chio.errors import ChioError, HostFault, InputError
 from chio.kernel.store import CommitFailed
+from chio.tools.mcp import Tool
 from chio.wire import Channel
 
 
@@ -26,20 +27,55 @@ def main() -> int:
         assert received is not None
         message, fds = received
         if message["op"] == "init":
-            channel.send(_reply(message, lambda: _initialize(message)))
+            channel.send(_reply(message, lambda: _initialize(message, fds)))
+            return 0
+        if message["op"] == "quit":
+            channel.send({"re": message["id"], "ok": True})
             return 0
         return _serve(channel, message, fds)
     except HostFault:
         return 1
 
 
-def _initialize(message: dict[str, Any]) -> dict[str, Any]:
+def _initialize(message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     import base64
 
     from chio.kernel.initialize import Source, initialize
 
     config, policy = (Source(file, base64.b64decode(text)) for file, text in (message["config"], message["policy"]))
-    return {"result": initialize(Path(message["path"]), config, policy, message["allow_volatile"])}
+    tools = _declared(message["servers"], fds, config.path) if message["servers"] else {}
+    return {"result": initialize(Path(message["path"]), config, policy, message["allow_volatile"], tools)}
+
+
+def _declared(servers: list[str], fds: list[int], file: str) -> dict[str, list[Tool]]:
+    """The tools that each started server declares, to be pinned."""
+    from chio.tools.mcp import ServerFault, StdioClient
+
+    async def ask(client: StdioClient) -> list[Tool] | str:
+        try:
+            return await client.start()
+        except ServerFault as error:
+            return str(error)
+        finally:
+            client.close("init is done")
+
+    async def ask_all() -> list[list[Tool] | str]:
+        loop = asyncio.get_running_loop()
+        clients = [StdioClient(loop, fds[2 * n], fds[2 * n + 1], lambda _: None) for n in range(len(servers))]
+        return await asyncio.gather(*(ask(client) for client in clients))
+
+    found: dict[str, list[Tool]] = {}
+    for position, (server, answer) in enumerate(zip(servers, asyncio.run(ask_all()), strict=True)):
+        if isinstance(answer, str):
+            raise InputError(
+                "a tool server cannot be used",
+                file=file,
+                field=f"servers[{position}]",
+                why=answer,
+                fix="run its command by hand to see what it says",
+            )
+        found[server] = answer
+    return found
 
 
 def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
@@ -61,6 +97,8 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
             "runtime_id": kernel.runtime_id,
             "kernel_key": kernel.kernel_key,
             "processes": list(kernel.tree.nodes),
+            "config_path": kernel.host["config_path"],
+            "config": kernel.config_text,
             "grants_live": kernel.grants_live(),
             "recovered": kernel.recovered,
         }

@@ -13,7 +13,7 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from typing import Any
 
@@ -24,6 +24,7 @@ from chio.kernel.connections import Listener
 from chio.kernel.ledger import Caller
 from chio.kernel.process import Kernel
 from chio.kernel.writer import Item
+from chio.tools.mcp import ServerFault
 from chio.wire import PROTOCOL, Channel
 
 MAX_LOG_BYTES = 64 * 1024
@@ -43,6 +44,9 @@ class Control:
 
     def cancelled(self, processes: list[str]) -> None:
         self._send({"event": "cancelled", "processes": processes})
+
+    def server_needed(self, server: str) -> None:
+        self._send({"event": "server_needed", "server": server})
 
     def check_peer(self, process: str, number: int, pidfd: int, done: Callable[[bool], None]) -> None:
         """Only the host may look into an attempt's namespaces; it answers with the operation `peer`."""
@@ -87,9 +91,11 @@ class Control:
             self._send({"re": request, "ok": True})
             return
         if op == "listen":
-            task = self._loop.create_task(self._listen(request, message, fds[0]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._listen(request, message, fds[0]))
+            return
+        if op == "server_failed":
+            self._kernel.router.failed(message["server"])
+            self._send({"re": request, "ok": True})
             return
         work: Callable[[dict[str, Any]], dict[str, Any]] = {
             "freeze": self._freeze,
@@ -99,7 +105,17 @@ class Control:
             "ended": self._ended,
             "settled": self._settled,
             "finish": self._finish,
+            "server_started": self._server_started,
+            "server_ended": self._server_ended,
+            "reconcile": self._reconcile,
+            "revoke_capability": self._revoke_capability,
+            "cancel": self._cancel,
         }[op]
+
+        def answer(reply: dict[str, Any]) -> None:
+            self._send(reply)
+            if op == "server_started" and reply["ok"]:
+                self._spawn(self._attach(message["server"], fds[0], fds[1]))
 
         def run() -> dict[str, Any]:
             try:
@@ -119,7 +135,16 @@ class Control:
                 "fix": "free space on it and run the same command again",
             },
         }
-        self._kernel.writer.submit(Item(run, self._send, lambda: self._send(failed)))
+        self._kernel.writer.submit(Item(run, answer, lambda: self._send(failed)))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        task.result()
 
     # --- operations ----------------------------------------------------------------------------------------------
 
@@ -217,6 +242,56 @@ class Control:
         self._kernel.writer.open_commit()
         self._kernel.store.settle_exports(message["process"], message["number"])
         return {}
+
+    def _server_started(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The launch record of a tool server, committed before its first instruction. The handshake follows."""
+        kernel, server = self._kernel, message["server"]
+        kernel.writer.open_commit()
+        number = kernel.store.next_server_start(server)
+        kernel.store.put_server_start(server, number)
+        launch_id, _ = kernel.ledger.signed_record("launch", {**message["record"], "attempt": number})
+        return {"number": number, "launch_id": launch_id}
+
+    async def _attach(self, server: str, stdin: int, stdout: int) -> None:
+        """The handshake over a server's pipes, its tools held against the pinned ones; then the host is told."""
+        try:
+            await self._kernel.router.attach(server, stdin, stdout)
+        except ServerFault as error:
+            self._send({"event": "server", "server": server, "up": False, "why": str(error)})
+        else:
+            self._send({"event": "server", "server": server, "up": True, "why": None})
+
+    def _server_ended(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A tool server's process is dead: what it was asked is settled; its end and its log are kept."""
+        kernel, server, number = self._kernel, message["server"], message["number"]
+        self._loop.call_soon(kernel.router.ended, server, f"it ended: {message['outcome']}")
+        kernel.writer.open_commit()
+        kernel.ledger.record("incident", {"server": server, "start": number, "detail": f"ended: {message['outcome']}"})
+        kept, written = message["stderr"]
+        kernel.store.end_server(server, number, message["outcome"], base64.b64decode(kept)[:MAX_LOG_BYTES], written)
+        return {}
+
+    # --- what the operator says, with the host stopped -----------------------------------------------------------
+
+    def _reconcile(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The operator's statement about an unknown outcome; the receipt stays what it is."""
+        return self._kernel.ledger.reconcile(
+            message["process"], message["key"], message["outcome"], message["by"], message["evidence_sha256"]
+        )
+
+    def _revoke_capability(self, message: dict[str, Any]) -> dict[str, Any]:
+        kernel = self._kernel
+        node = kernel.tree[message["process"]]
+        kernel.writer.open_commit()
+        if kernel.store.revoke(node.capability.id, kernel.clock.now_ms()):
+            kernel.ledger.record(
+                "revocation", {"process_id": node.id, "capability_id": node.capability.id, "what": "capability"}
+            )
+        kernel.tree.revoked = kernel.store.revoked()
+        return {"capability_id": node.capability.id}
+
+    def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"cancelled_processes": self._kernel.cancel(message["process"], "operator")}
 
     def _finish(self, _message: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint of the log, committed before it is shown."""

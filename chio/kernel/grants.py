@@ -14,6 +14,7 @@ import msgspec
 
 from chio import canonical
 from chio.errors import InputError
+from chio.kernel.constraints import compiled
 from chio.schema import RESERVED_SERVERS, ROOT, Child, HostConfig, Policy
 from chio.signing import SigningKey, signed_text
 
@@ -68,9 +69,19 @@ class _Token(msgspec.Struct):
 
 
 def issue(
-    config: HostConfig, policy: Policy, file: str, *, runtime_id: str, now_ms: int, authority: SigningKey
+    config: HostConfig,
+    policy: Policy,
+    file: str,
+    *,
+    servers: dict[str, list[str]],
+    runtime_id: str,
+    now_ms: int,
+    authority: SigningKey,
 ) -> dict[str, Capability]:
-    """One capability for each process, root first. Raises `InputError` where the two documents do not fit."""
+    """One capability for each process, root first. Raises `InputError` where the two documents do not fit.
+
+    `servers` are the tools of each tool server, as it declared them.
+    """
     if config.limits.max_depth > policy.kernel.delegation_depth_limit:
         raise InputError(
             "the tree may grow deeper than the policy allows",
@@ -79,7 +90,7 @@ def issue(
             why=f"{config.limits.max_depth} is over delegation_depth_limit {policy.kernel.delegation_depth_limit}",
             fix="lower max_depth or raise the policy's limit",
         )
-    known = known_tools(config)
+    known = mailbox_tools(config) | servers
     for position, tool in enumerate(policy.capabilities.default.tools):
         if tool.server not in known or (tool.tool != "*" and tool.tool not in known[tool.server]):
             raise InputError(
@@ -89,6 +100,9 @@ def issue(
                 why=f"{tool.server}/{tool.tool}",
                 fix=_known_list(known),
             )
+    for position, tool in enumerate(policy.capabilities.default.tools):
+        if tool.constraints is not None:
+            _require_schema(tool.constraints, config.policy, f"capabilities.default.tools[{position}].constraints")
     expires_ms = now_ms + policy.kernel.max_capability_ttl * 1000
 
     def sign(process: str, parent: Capability | None, share: int, grants: list[Grant]) -> Capability:
@@ -114,7 +128,7 @@ def issue(
             operations=list(tool.operations),
             expires_ms=now_ms + tool.ttl * 1000,
             max_invocations=tool.max_invocations,
-            constraints=[],
+            constraints=[tool.constraints] if tool.constraints is not None else [],
             parent_grant=None,
         )
         for tool in policy.capabilities.default.tools
@@ -133,6 +147,19 @@ def issue(
         grants = _narrow(parent, child, f"children[{position}]", file, known)
         issued[child.id] = sign(child.id, parent, child.budget_share_bps, grants)
     return issued
+
+
+def _require_schema(schema: dict[str, Any], file: str, field: str) -> None:
+    try:
+        compiled(schema)
+    except ValueError as error:
+        raise InputError(
+            "a constraint is no JSON Schema that can be used",
+            file=file,
+            field=field,
+            why=str(error).split("\n", maxsplit=1)[0],
+            fix="write a self-contained schema of draft 2020-12",
+        ) from error
 
 
 def _narrow(parent: Capability, child: Child, field: str, file: str, known: dict[str, list[str]]) -> list[Grant]:
@@ -166,8 +193,8 @@ def _narrow(parent: Capability, child: Child, field: str, file: str, known: dict
     return grants
 
 
-def known_tools(config: HostConfig) -> dict[str, list[str]]:
-    """Every server of the host and its tools."""
+def mailbox_tools(config: HostConfig) -> dict[str, list[str]]:
+    """The built-in server and its tools."""
     return {MAILBOX_SERVER: [f"{verb}_{box.id}" for box in config.mailboxes for verb in MAILBOX_VERBS]}
 
 
@@ -196,4 +223,4 @@ def lives(capability: Capability, now_ms: int) -> bool:
     return now_ms < capability.body.expires_ms and (not entries or any(now_ms < entry.expires_ms for entry in entries))
 
 
-__all__ = ["MAILBOX_SERVER", "RESERVED_SERVERS", "Capability", "Grant", "covering", "issue", "known_tools", "lives"]
+__all__ = ["MAILBOX_SERVER", "RESERVED_SERVERS", "Capability", "Grant", "covering", "issue", "lives", "mailbox_tools"]

@@ -23,6 +23,8 @@ from chio.kernel.clock import Clock
 from chio.kernel.log import Log, leaf_hash, origin
 from chio.kernel.store import Store
 from chio.signing import Keyring, signed_text
+from chio.tools.mcp import Tool
+from chio.tools.router import tools_digest
 
 _JSON_FILE = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
 
@@ -39,14 +41,27 @@ class Source:
         return sha256(self.text).hexdigest()
 
 
-def initialize(path: Path, config_source: Source, policy_source: Source, allow_volatile: bool) -> dict[str, Any]:
+def initialize(
+    path: Path,
+    config_source: Source,
+    policy_source: Source,
+    allow_volatile: bool,
+    servers: dict[str, list[Tool]] | None = None,
+) -> dict[str, Any]:
     """Make the state; the JSON that the command prints. Raises `InputError`, `StateError`: nothing servable is left."""
     config = schema.host_config(config_source.text, config_source.path)
     policy = schema.policy(policy_source.text, policy_source.path)
+    tools = servers or {}
     ceilings = budgets.ceilings(config, config_source.path)
     keys, runtime_id, now_ms = Keyring.generate(), str(uuid.uuid4()), Clock(0).now_ms()
     issued = grants.issue(
-        config, policy, config_source.path, runtime_id=runtime_id, now_ms=now_ms, authority=keys.authority
+        config,
+        policy,
+        config_source.path,
+        servers={server: [tool.name for tool in found] for server, found in tools.items()},
+        runtime_id=runtime_id,
+        now_ms=now_ms,
+        authority=keys.authority,
     )
     _refuse_volatile_parent(path, allow_volatile)
     place = statedir.claim_place(path)
@@ -87,7 +102,14 @@ def initialize(path: Path, config_source: Source, policy_source: Source, allow_v
                 }
                 for name, capability in issued.items()
             ],
-            "servers": [],
+            "servers": [
+                {
+                    "server_id": server,
+                    "tools_digest": tools_digest(found),
+                    "tools": [{"name": tool.name, "read_only": tool.read_only} for tool in found],
+                }
+                for server, found in tools.items()
+            ],
         }
     )
     signature, bootstrap_id = keys.kernel.sign("bootstrap", body)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any, Protocol
 
 import orjson
 
 from chio import canonical
+from chio.errors import StateError
 from chio.kernel import receipts
 from chio.kernel.admission import EVIDENCE, GUARD_OF, Facts, Verdict, decide
-from chio.kernel.calls import OUTCOMES, Counts, Event, State, transition
+from chio.kernel.calls import MAX_DISPATCHES, OUTCOMES, TRANSITIONS, Counts, Event, State, transition
 from chio.kernel.clock import Clock
-from chio.kernel.grants import MAILBOX_SERVER
+from chio.kernel.constraints import Constraints
+from chio.kernel.grants import MAILBOX_SERVER, covering
 from chio.kernel.log import Log, leaf_hash
 from chio.kernel.mailboxes import Mailboxes, Refused, Waiting, is_name
 from chio.kernel.store import CallRow, Store
@@ -57,6 +60,37 @@ class Request:
     parameters: bytes
     recovery_policy: str
     plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """An intent that this commit writes: to be sent when it is on disk, never before."""
+
+    call: CallRow
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The same call is on its way: its repeats wait for the one outcome."""
+
+    call: CallRow
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The call would be admitted, but its server is not up: nothing was written."""
+
+    server: str
+
+
+class Servers(Protocol):
+    """What the decision knows of tool servers: `chio.tools.router.Router`."""
+
+    def has(self, server: str, tool: str) -> bool: ...
+
+    def is_read(self, server: str, tool: str) -> bool: ...
+
+    def is_up(self, server: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +135,9 @@ class Ledger:
         *,
         runtime_id: str,
         policy_hash: str,
+        servers: Servers,
         open_commit: Callable[[], None],
+        has_room: Callable[[], bool],
     ) -> None:
         self._store = store
         self._log = log
@@ -111,7 +147,10 @@ class Ledger:
         self._key = key
         self._runtime_id = runtime_id
         self._policy_hash = policy_hash
+        self._servers = servers
         self._open_commit = open_commit
+        self._has_room = has_room
+        self._constraints = Constraints()
 
     # --- the log -------------------------------------------------------------------------------------------------
 
@@ -139,8 +178,11 @@ class Ledger:
 
     # --- a call --------------------------------------------------------------------------------------------------
 
-    def invoke(self, caller: Caller, request: Request, *, may_wait: bool) -> Answer | Waiting:
-        """Decide one call: replay it, refuse it, run a built-in tool, or say that it waits. Raises `CallError`."""
+    def invoke(self, caller: Caller, request: Request, *, may_wait: bool) -> Answer | Waiting | Dispatch | Live | Down:
+        """Decide one call: replay it, refuse it, run a built-in tool, write the intent of an external one.
+
+        `Waiting`, `Live` and `Down` wrote nothing: the caller comes again when there is something new. `CallError`.
+        """
         node = caller.node
         known = self._store.find_call(node.id, request.key)
         salt = known.parameter_salt if known else secrets.token_bytes(receipts.SALT_BYTES)
@@ -155,25 +197,23 @@ class Ledger:
             parameter_hash,
             request.recovery_policy,
         )
-        now_ms = self._clock.now_ms()
-        decision = decide(
-            Facts(
-                running=all(above.running for above in node.path),
-                known_binding=known.binding if known else None,
-                binding=binding,
-                budget=node.budget(),
-                chain=node.chain,
-                revoked=self._tree.revoked,
-                now_ms=now_ms,
-                server=request.server,
-                tool=request.tool,
-                tool_exists=request.server == MAILBOX_SERVER and self._mailboxes.has(request.tool),
-                constraints_hold=lambda _position: True,  # init refuses constraints in this version
-                invocations_left=lambda position: self._invocations_left(node, position),
-            )
+        facts = Facts(
+            running=all(above.running for above in node.path),
+            known_binding=known.binding if known else None,
+            binding=binding,
+            budget=node.budget(),
+            chain=node.chain,
+            revoked=self._tree.revoked,
+            now_ms=self._clock.now_ms(),
+            server=request.server,
+            tool=request.tool,
+            tool_exists=self._tool_exists(request),
+            constraints_hold=lambda position: self._constraints.hold(node.capability, position, request.arguments),
+            invocations_left=lambda position: self._invocations_left(node, position),
         )
+        decision = decide(facts)
         if decision.verdict is Verdict.REPLAY and known is not None:
-            return self._replay(known)
+            return self._repeat(known, caller, request, facts)
         if decision.verdict in (Verdict.CANCELLED, Verdict.CONFLICT, Verdict.LIMIT_REACHED):
             raise CallError(decision.verdict.value)
         call = CallRow(
@@ -200,7 +240,77 @@ class Ledger:
         if decision.grant is None:
             call.reason = decision.verdict.value
             return self._enter(call, node, Event.REFUSED, request.parameters, checks, GUARD_OF[decision.verdict])
-        return self._built_in(call, node, request, decision.grant, checks, may_wait)
+        if request.server == MAILBOX_SERVER:
+            return self._built_in(call, node, request, decision.grant, checks, may_wait)
+        if not self._servers.is_up(request.server):
+            return Down(request.server)
+        self._require_room()
+        self._dispatch(call, None, Event.ADMITTED, node, request.parameters, decision.grant)
+        return Dispatch(call)
+
+    def _tool_exists(self, request: Request) -> bool:
+        if request.server == MAILBOX_SERVER:
+            return self._mailboxes.has(request.tool)
+        return self._servers.has(request.server, request.tool)
+
+    def _repeat(self, call: CallRow, caller: Caller, request: Request, facts: Facts) -> Answer | Dispatch | Live | Down:
+        """A known key with the same binding: its outcome again, or where the table allows it another dispatch."""
+        if call.state is State.DISPATCHED:
+            return Live(call)
+        event = self._repeat_event(call, caller.node)
+        if event is None:
+            return self._replay(call)
+        # Every check but counting is made again; a repeat that one refuses replays what is retained.
+        decision = decide(replace(facts, known_binding=None, budget=[]))
+        if decision.grant is None:
+            transition(call.state, Event.REPEAT_REFUSED)
+            return self._replay(call)
+        if not self._servers.is_up(call.server):
+            return Down(call.server)
+        self._require_room()
+        call.dispatch += 1
+        call.request_id = receipts.request_id(self._runtime_id, call.process, call.operation_key, call.dispatch)
+        call.attempt, call.launch_id = caller.attempt, caller.launch_id
+        self._dispatch(call, call.state, event, caller.node, request.parameters, decision.grant)
+        return Dispatch(call)
+
+    def _repeat_event(self, call: CallRow, node: Node) -> Event | None:
+        """What a repeat of a settled call is: another dispatch, or (None) only its retained outcome."""
+        if call.dispatch >= MAX_DISPATCHES:
+            return None
+        if call.state is State.COMPENSATED:
+            return Event.REPEATED
+        if call.state is not State.UNKNOWN or call.recovery_policy != "default":
+            return None
+        if not self._servers.is_read(call.server, call.tool):
+            return None
+        grants = [
+            node.capability.body.grants[position] for position in covering(node.capability, call.server, call.tool)
+        ]
+        stateless = all(grant.max_invocations is None and not grant.constraints for grant in grants)
+        return Event.REPEATED_READ if stateless else None
+
+    def _dispatch(
+        self, call: CallRow, before: State | None, event: Event, node: Node, parameters: bytes, grant: int
+    ) -> None:
+        """The intent and its debits, in the commit that must be on disk before the first byte is sent."""
+        self._open_commit()
+        move = transition(before, event)
+        call.state, call.parameters, call.receipt, call.output, call.reason = move.to, parameters, None, None, None
+        debits = node.debit_path(grant) if Counts.GRANTS in move.counts else []
+        call.debited = _debited(debits)
+        for leaf in move.leaves:
+            self.append(leaf, canonical.encode_plain(_intent(call, node)))
+        self._count(move.counts, node, debits)
+        if before is None:
+            self._store.put_call(call)
+        else:
+            self._store.move_call(call, before)
+
+    def _require_room(self) -> None:
+        """Room for outcomes is kept: when the disk is nearly full, new intents are the first thing that is refused."""
+        if not self._has_room():
+            raise CallError("runtime_error")
 
     def _built_in(
         self,
@@ -211,10 +321,6 @@ class Ledger:
         checks: tuple[dict[str, object], ...],
         may_wait: bool,
     ) -> Answer | Waiting:
-        if request.server != MAILBOX_SERVER:
-            raise CallError(
-                "runtime_error"
-            )  # a tool server: none is configured in this version, and init refuses grants on one
         ran = self._mailboxes.run(request.tool, request.arguments, node.id, request.plain, may_wait)
         if isinstance(ran, Waiting):
             return ran
@@ -227,9 +333,7 @@ class Ledger:
             ran.write()
         call.output = ran.output
         debits = node.debit_path(grant)
-        call.debited = (
-            canonical.encode_plain([[at.id, position] for at, position, _ in debits]).decode() if debits else None
-        )
+        call.debited = _debited(debits)
         answer = self._enter(call, node, Event.BUILT_IN_RAN, request.parameters, checks, None, debits)
         return Answer(answer.result, answer.receipt, ran.wakes)
 
@@ -248,18 +352,21 @@ class Ledger:
         move = transition(None, event)
         call.state = move.to
         receipt = self._receipt(call, node, parameters, checks, guard)
-        if Counts.CALL in move.counts:
-            self._store.debit_calls(above.id for above in node.path)
-            for above in node.path:
-                above.calls += 1
-        if Counts.GRANTS in move.counts:
-            for at, position, _ in debits or []:
-                self._store.debit_grant(at.id, position, 1)
+        self._count(move.counts, node, debits or [])
         self._store.put_call(call)
         return Answer(_result(call, receipt), receipt)
 
-    def settle(self, call: CallRow, event: Event, detail: str, output: bytes | None = None) -> bytes:
-        """Move a dispatched call: its row, its refund, its receipt, its incident. The receipt's text."""
+    def _count(self, counts: Counts, node: Node, debits: list[tuple[Node, int, int]]) -> None:
+        if Counts.CALL in counts:
+            self._store.debit_calls(above.id for above in node.path)
+            for above in node.path:
+                above.calls += 1
+        if Counts.GRANTS in counts:
+            for at, position, _ in debits:
+                self._store.debit_grant(at.id, position, 1)
+
+    def settle(self, call: CallRow, event: Event, detail: str, output: bytes | None = None) -> Answer:
+        """Move a dispatched call: its row, its refund, its receipt, its incident. What its repeats are answered."""
         before = call.state
         move = transition(before, event)
         node = self._tree[call.process]
@@ -269,26 +376,61 @@ class Ledger:
         self._open_commit()
         call.state, call.parameters, call.output = move.to, None, output
         call.reason = OUTCOMES[move.to].terminal_reason
+        checks = (
+            *EVIDENCE[Verdict.ADMITTED],
+            {"guard": "dispatch", "passed": move.to is State.COMPLETED, "detail": detail},
+        )
         receipt = b""
         for leaf in move.leaves:
             if leaf == "receipt":
-                receipt = self._receipt(
-                    call, node, parameters, ({"guard": "dispatch", "passed": False, "detail": detail},), None
-                )
+                receipt = self._receipt(call, node, parameters, checks, None)
             else:
-                self.record(leaf, {"call": _call_members(call), "detail": detail})
+                self.incident(call, detail)
         if Counts.REFUND in move.counts:
             for name, position in orjson.loads(call.debited or "[]"):
                 self._store.debit_grant(name, position, -1)
         self._store.move_call(call, before)
-        return receipt
+        return Answer(_result(call, receipt), receipt)
+
+    def incident(self, call: CallRow, detail: str, **members: Any) -> None:
+        """Something that a reviewer of this call should know, beside its receipt."""
+        self.record("incident", {"call": _call_members(call), "detail": detail, **members})
+
+    def reconcile(self, process: str, key: str, outcome: str, by: str, evidence_sha256: str) -> dict[str, Any]:
+        """Record what the operator says became of an unknown call. Raises `StateError` for any other call."""
+        call = self._store.find_call(process, key)
+        if call is None or (call.state, Event.RECONCILED) not in TRANSITIONS:
+            raise StateError(
+                "only a call whose outcome is unknown can be reconciled",
+                field="--key",
+                why=f"`{key}` of {process} is {call.state.value if call else 'no call of that process'}",
+                fix="see `chio process status`",
+            )
+        before, move = call.state, transition(call.state, Event.RECONCILED)
+        self._open_commit()
+        record = {"call": _call_members(call), "outcome": outcome, "by": by, "evidence_sha256": evidence_sha256}
+        indexes = [self.record(leaf, record) for leaf in move.leaves]
+        call.state = move.to
+        call.reconciliation = canonical.encode({"outcome": outcome, "by": by, "record": indexes[0]}).decode()
+        self._store.move_call(call, before)
+        return {"reconciliation": record, "log_index": indexes[0]}
+
+    def late_answer(self, process: str, key: str, dispatch: int, result: bytes) -> None:
+        """An answer after the call was given up: recorded, and the outcome stays what it is."""
+        call = self._store.find_call(process, key)
+        if call is None or call.dispatch != dispatch or (call.state, Event.LATE_ANSWER) not in TRANSITIONS:
+            return
+        for _leaf in transition(call.state, Event.LATE_ANSWER).leaves:
+            self.incident(
+                call, "an answer came late", answer_bytes=len(result), answer_sha256=sha256(result).hexdigest()
+            )
 
     def _invocations_left(self, node: Node, grant: int) -> bool:
         return all(self._store.grant_used(at.id, position) < most for at, position, most in node.debit_path(grant))
 
     def _replay(self, call: CallRow) -> Answer:
         if call.receipt is None:
-            raise CallError("runtime_error")  # dispatched, its outcome not yet known
+            raise CallError("runtime_error")
         _, body, signature, disclosed = self._store.leaf(call.receipt)
         receipt = receipts.text(body.encode(), (disclosed or "{}").encode(), (signature or "").encode())
         return Answer(_result(call, receipt), receipt)
@@ -323,7 +465,7 @@ class Ledger:
                 "output": output,
                 "policy_hash": self._policy_hash,
                 "call": _call_members(call),
-                "attempt": {"number": call.attempt, "launch_id": call.launch_id} if call.attempt is not None else None,
+                "attempt": _attempt(call),
                 "evidence": checks,
                 "kernel_key": self._key.public,
             }
@@ -341,6 +483,26 @@ def _terminal_state(call: CallRow) -> dict[str, str]:
     return {"state": outcome.terminal_state, "reason": outcome.terminal_reason}
 
 
+def _debited(debits: list[tuple[Node, int, int]]) -> str | None:
+    """What a refund has to give back: JCS of [[process, grant], …]."""
+    return canonical.encode_plain([[at.id, position] for at, position, _ in debits]).decode() if debits else None
+
+
+def _intent(call: CallRow, node: Node) -> dict[str, Any]:
+    return {
+        "call": _call_members(call),
+        "attempt": _attempt(call),
+        "capability_id": node.capability.id,
+        "server": call.server,
+        "tool": call.tool,
+        "parameter_hash": call.parameter_hash,
+    }
+
+
+def _attempt(call: CallRow) -> dict[str, Any] | None:
+    return {"number": call.attempt, "launch_id": call.launch_id} if call.attempt is not None else None
+
+
 def _call_members(call: CallRow) -> dict[str, Any]:
     """The `call` object of receipts, intents and incidents."""
     return {
@@ -355,6 +517,7 @@ def _call_members(call: CallRow) -> dict[str, Any]:
 
 def _result(call: CallRow, receipt: bytes) -> bytes:
     """The `result` of an invoke's reply, from what is stored: a replay is byte for byte the first answer."""
+    beside = {"reconciliation": orjson.Fragment(call.reconciliation)} if call.reconciliation is not None else {}
     return orjson.dumps(
         {
             "request_id": call.request_id,
@@ -363,6 +526,7 @@ def _result(call: CallRow, receipt: bytes) -> bytes:
             "reason": call.reason,
             "terminal_state": _terminal_state(call),
             "receipt_json": receipt.decode(),
+            **beside,
             "execution_nonce_json": None,
         }
     )

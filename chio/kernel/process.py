@@ -10,7 +10,7 @@ import asyncio
 import base64
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,16 +20,22 @@ import orjson
 from chio import canonical, schema, statedir, wire
 from chio.errors import StateError
 from chio.kernel import grants, recovery
+from chio.kernel.calls import Event
 from chio.kernel.clock import Clock
 from chio.kernel.connections import Connection, Connections
-from chio.kernel.ledger import Answer, Caller, CallError, Ledger, Request, read_request
+from chio.kernel.ledger import Answer, Caller, CallError, Dispatch, Down, Ledger, Live, Request, read_request
 from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
 from chio.kernel.state import MAX_BLOB_BYTES, StateRefused, WorkerState
-from chio.kernel.store import Store
+from chio.kernel.store import CallRow, Store
 from chio.kernel.tree import Node, Tree
 from chio.kernel.writer import PARKED, Item, Writer
 from chio.signing import Keyring, SigningKey
+from chio.tools import mcp
+from chio.tools.router import Router
+
+MAX_OUTPUT_BYTES = 2 * 1024 * 1024  # of a result, so that a reply holds it beside its receipt
+_ROOM_BYTES = 64 * 1024 * 1024
 
 
 class HostLink(Protocol):
@@ -37,6 +43,9 @@ class HostLink(Protocol):
 
     def cancelled(self, processes: list[str]) -> None:
         """These processes were cancelled: end their workers."""
+
+    def server_needed(self, server: str) -> None:
+        """Start this tool server (again): a call waits for it."""
 
     def check_peer(self, process: str, number: int, pidfd: int, done: Callable[[bool], None]) -> None:
         """Is the process behind `pidfd` in this attempt's pid namespace? Takes the descriptor over."""
@@ -52,6 +61,14 @@ class _Receive:
     may_wait: bool = True
     timer: asyncio.TimerHandle | None = None
     mailbox: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A dispatched call: who waits for its one outcome. `sent` is its request to the server."""
+
+    waiters: list[_Receive] = field(default_factory=list)
+    sent: mcp.Request | None = None
 
 
 class Kernel:
@@ -77,7 +94,8 @@ class Kernel:
                 why="`init` did not finish",
                 fix="remove it and run `chio process init` again",
             )
-        keys, self.config, bootstrap = _pinned(directory, self.host, path)
+        keys, self.config_text, bootstrap = _pinned(directory, self.host, path)
+        self.config = schema.host_config(self.config_text.encode(), f"{path}/{statedir.CONFIG}")
         if not bootstrap["storage"]["volatile"]:
             statedir.require_durable(directory, Path(path), allow_volatile)
         self.runtime_id: str = self.host["runtime_id"]
@@ -88,6 +106,7 @@ class Kernel:
         self.tree = Tree(self.store, path)
         self.state = WorkerState(self.store, self.config.limits.state)
         self.writer = Writer(loop, self.store, self.log, self._rolled_back, recovery.open_receipts(directory))
+        self.router = _router(loop, self.config, bootstrap, link.server_needed)
         self.ledger = Ledger(
             self.store,
             self.log,
@@ -97,12 +116,15 @@ class Kernel:
             keys.kernel,
             runtime_id=self.runtime_id,
             policy_hash=bootstrap["policy_digest"],
+            servers=self.router,
+            has_room=self._has_room,
             open_commit=self.writer.open_commit,
         )
         self.recovered = self.writer.now(lambda: recovery.recover(self.store, self.ledger))
         self.connections = Connections(loop, self)
         self.live: set[tuple[str, int]] = set()
         self._waiting: dict[str, list[_Receive]] = {}
+        self._flights: dict[tuple[str, str], _Flight] = {}
         self._link = link
 
     def _rolled_back(self) -> None:
@@ -157,7 +179,7 @@ class Kernel:
         )
 
     def _invoke(self, receive: _Receive) -> Any:
-        """In the commit: an `Answer`, an error code, or PARKED."""
+        """In the commit: an `Answer` or a `Dispatch`, an error code, or PARKED."""
         caller = receive.caller
         if caller.attempt is not None and (caller.node.id, caller.attempt) not in self.live:
             return "unauthenticated"
@@ -168,19 +190,131 @@ class Kernel:
         if isinstance(result, Waiting):
             self._park(receive, result)
             return PARKED
-        self.writer.show_receipt(result.receipt)
+        if isinstance(result, Live):
+            self._join(receive)
+            return PARKED
+        if isinstance(result, Down):
+            self._await_server(receive, result.server)
+            return PARKED
+        if isinstance(result, Answer):
+            self.writer.show_receipt(result.receipt)
         return result
 
-    def _answer(self, receive: _Receive, result: Answer | str) -> None:
+    def _answer(self, receive: _Receive, result: Answer | Dispatch | str) -> None:
+        """After the commit."""
         if receive.timer is not None:
             receive.timer.cancel()
         if isinstance(result, str):
             receive.connection.reply(wire.error_frame(result))
-            return
-        receive.connection.reply(wire.ok_frame(result.result))
-        if result.wakes is not None:
-            for waiting in self._waiting.pop(result.wakes, []):
-                self._wake(waiting)
+        elif isinstance(result, Dispatch):
+            self._send(receive, result.call)
+        else:
+            receive.connection.reply(wire.ok_frame(result.result))
+            if result.wakes is not None:
+                for waiting in self._waiting.pop(result.wakes, []):
+                    self._wake(waiting)
+
+    # --- external calls ------------------------------------------------------------------------------------------
+
+    def _send(self, receive: _Receive, call: CallRow) -> None:
+        """The intent is on disk: now the first byte may leave. Nothing that happens from here is forgotten."""
+        key = (call.process, call.operation_key)
+        flight = self._flights.setdefault(key, _Flight())
+        self._add_waiter(flight, receive)
+        parameters = call.parameters or b"{}"
+
+        def late(result: bytes) -> None:
+            self._late(key, call.dispatch, result)
+
+        flight.sent = self.router.call(
+            call.server, call.tool, parameters, lambda ended: self._ended(key, call, ended), late
+        )
+        if flight.sent is None:
+            self._ended(key, call, mcp.Ended(mcp.End.NOT_SENT, "the server ended before it was asked"))
+
+    def _join(self, receive: _Receive) -> None:
+        """A repeat of a call in flight waits for the one outcome, at most as long as the server may take."""
+        request = receive.request
+        flight = self._flights.setdefault((receive.caller.node.id, request.key), _Flight())
+        if receive not in flight.waiters:
+            self._add_waiter(flight, receive)
+            receive.timer = self._loop.call_later(
+                self.router.timeout_s(request.server), self._give_up, flight, receive, "runtime_error"
+            )
+
+    def _add_waiter(self, flight: _Flight, receive: _Receive) -> None:
+        flight.waiters.append(receive)
+        receive.connection.on_lost = lambda: self._leave(flight, receive)
+
+    def _leave(self, flight: _Flight, receive: _Receive) -> None:
+        """Its client went away. The call goes on: what was admitted is not undone by that."""
+        if receive.timer is not None:
+            receive.timer.cancel()
+        if receive in flight.waiters:
+            flight.waiters.remove(receive)
+
+    def _give_up(self, flight: _Flight, receive: _Receive, code: str) -> None:
+        if receive in flight.waiters:
+            flight.waiters.remove(receive)
+            receive.connection.reply(wire.error_frame(code))
+
+    def _ended(self, key: tuple[str, str], call: CallRow, ended: mcp.Ended) -> None:
+        """The server answered, or provably was not asked, or the outcome is not known: commit that, then answer."""
+        event, detail, output = _EVENTS[ended.end], ended.detail, None
+        if ended.result is not None:
+            output = output_of(ended.result)
+            if output is None:
+                event, detail = Event.LOST, "its answer is not text"
+
+        def work() -> Answer:
+            answer = self.ledger.settle(replace(call), event, detail, output)
+            if self._flights[key].waiters:
+                self.writer.show_receipt(answer.receipt)
+            return answer
+
+        def answer(result: Answer) -> None:
+            for receive in self._flights.pop(key).waiters:
+                if receive.timer is not None:
+                    receive.timer.cancel()
+                receive.connection.reply(wire.ok_frame(result.result))
+
+        def failed() -> None:
+            # The row stays dispatched; the next start makes it unknown. Nobody is told more than is on disk.
+            flight = self._flights.pop(key)
+            for receive in list(flight.waiters):
+                self._give_up(flight, receive, "runtime_error")
+
+        self.writer.submit(Item(work, answer, failed))
+
+    def _late(self, key: tuple[str, str], dispatch: int, result: bytes) -> None:
+        work = lambda: self.ledger.late_answer(*key, dispatch, result)  # noqa: E731
+        self.writer.submit(Item(work, lambda _: None, lambda: None))
+
+    def _await_server(self, receive: _Receive, server: str) -> None:
+        """Nothing was written; the call is decided anew when its server is up."""
+        gone = False
+
+        def lost() -> None:
+            nonlocal gone
+            gone = True
+
+        def then(up: bool) -> None:
+            if gone:
+                return
+            receive.connection.on_lost = None
+            if up:
+                self._submit(receive)
+            else:
+                receive.connection.reply(wire.error_frame("runtime_error"))
+
+        receive.connection.on_lost = lost
+        self.router.when_up(server, then)
+
+    def _has_room(self) -> bool:
+        """Whether the state's disk has room for an intent and, after it, for every outcome in flight."""
+        free = os.statvfs(".")
+        needed = _ROOM_BYTES + len(self._flights) * mcp.MAX_ANSWER_BYTES // 8
+        return free.f_bavail * free.f_frsize >= needed
 
     # --- waiting receives ----------------------------------------------------------------------------------------
 
@@ -243,14 +377,29 @@ class Kernel:
         return orjson.dumps({"sha256": digest, "bytes": len(data)})
 
     def _cancel(self, node: Node) -> bytes:
+        return orjson.dumps({"cancelled_processes": self.cancel(node.id, "worker")})
+
+    def cancel(self, process: str, by: str) -> int:
+        """Cancel a process and all below it, for good; how many were running."""
+        node = self.tree[process]
         names = [below.id for below in node.subtree() if below.running]
         self.writer.open_commit()
         self.store.cancel(names)
-        self.ledger.record("cancellation", {"process_id": node.id, "by": "worker", "processes": names})
+        self.ledger.record("cancellation", {"process_id": node.id, "by": by, "processes": names})
         for below in node.subtree():
             below.running = False
-        self._loop.call_soon(self._link.cancelled, names)
-        return orjson.dumps({"cancelled_processes": len(names)})
+        self._loop.call_soon(self._cancelled, names)
+        return len(names)
+
+    def _cancelled(self, names: list[str]) -> None:
+        """After the commit: what is in flight goes on and is retained, but its output is withheld from now on."""
+        for (process, _), flight in self._flights.items():
+            if process in names:
+                if flight.sent is not None:
+                    self.router.cancel(flight.sent)
+                for receive in list(flight.waiters):
+                    self._give_up(flight, receive, "cancelled")
+        self._link.cancelled(names)
 
     def _inspect(self, node: Node) -> bytes:
         revision, value = self.store.checkpoint(node.id)
@@ -281,10 +430,49 @@ class Kernel:
         )
 
     def close(self) -> None:
-        """Stop serving and leave the log checkpointed."""
+        """Stop serving and leave the log checkpointed. What is in flight is recorded as what is provable of it."""
         self.connections.close_all()
+        self.router.close()
+        self.writer.flush()
         self.writer.now(lambda: None)
         self.store.close()
+
+
+_EVENTS = {mcp.End.ANSWERED: Event.ANSWERED, mcp.End.NOT_SENT: Event.NOT_SENT, mcp.End.LOST: Event.LOST}
+
+
+def output_of(result: bytes) -> bytes | None:
+    """The output object (JCS) of a server's result: its value, else its text as received, else that it is too large.
+
+    None when the bytes are not even text.
+    """
+    if len(result) > MAX_OUTPUT_BYTES:
+        output: dict[str, Any] = {
+            "kind": "withheld", "reason": "too_large", "bytes": len(result), "sha256": sha256(result).hexdigest(),
+        }  # fmt: skip
+        return canonical.encode(output)
+    try:
+        value, plain = canonical.parse_scanned(result)
+        return b'{"kind":"value","value":' + canonical.encode_scanned(value, plain) + b"}"
+    except canonical.NotCanonical:
+        pass
+    try:
+        return canonical.encode({"kind": "text", "text": result.decode()})
+    except UnicodeDecodeError:
+        return None
+
+
+def _router(
+    loop: asyncio.AbstractEventLoop, config: schema.HostConfig, bootstrap: dict[str, Any], needed: Callable[[str], None]
+) -> Router:
+    """The router with every server as it was pinned at init."""
+    router = Router(loop, needed)
+    pinned = {entry["server_id"]: entry for entry in bootstrap["servers"]}
+    for server in config.servers:
+        entry = pinned[server.id]
+        tools = {tool["name"]: tool["read_only"] for tool in entry["tools"]}
+        router.declare(server.id, server.request_timeout_seconds, entry["tools_digest"], tools)
+    return router
 
 
 def _only(operation: dict[str, Any], *fields: str) -> None:
@@ -292,7 +480,7 @@ def _only(operation: dict[str, Any], *fields: str) -> None:
         raise CallError("invalid_request")
 
 
-def _pinned(directory: int, host: dict[str, Any], path: str) -> tuple[Keyring, schema.HostConfig, dict[str, Any]]:
+def _pinned(directory: int, host: dict[str, Any], path: str) -> tuple[Keyring, str, dict[str, Any]]:
     """Keys, config and bootstrap of the state, each held against the signed bootstrap before anything starts."""
     bootstrap = orjson.loads(host["bootstrap"])["body"]
     try:
@@ -327,7 +515,7 @@ def _pinned(directory: int, host: dict[str, Any], path: str) -> tuple[Keyring, s
                 "a pinned document was changed", file=f"{path}/{name}", fix="restore it; the state pins its digest"
             )
         _refuse_changed_source(source, digest)
-    return keys, schema.host_config(config_text, f"{path}/{statedir.CONFIG}"), bootstrap
+    return keys, config_text.decode(), bootstrap
 
 
 def _refuse_changed_source(source: str, digest: str) -> None:

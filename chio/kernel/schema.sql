@@ -78,6 +78,7 @@ CREATE TABLE call (
     reason        TEXT,                        -- of a refusal or an unknown outcome
     output        TEXT,                        -- JCS of the whole output object
     receipt       INTEGER REFERENCES leaf (idx),  -- the receipt that answers; null while dispatched
+    reconciliation TEXT,                       -- JCS {outcome, by, record}: the operator's statement, beside the receipt
     UNIQUE (process, operation_key),
     CHECK ((state = 'dispatched') = (receipt IS NULL)),
     CHECK ((state = 'dispatched') = (parameters IS NOT NULL))
@@ -109,6 +110,15 @@ CREATE TABLE attempt_log (
     kept          BLOB NOT NULL,               -- at most 64 KiB, the credential replaced
     bytes         INTEGER NOT NULL,            -- written by the worker in all
     PRIMARY KEY (process, number, stream)
+) STRICT;
+
+CREATE TABLE server_start (                    -- the newest starts of each tool server
+    server        TEXT NOT NULL,
+    number        INTEGER NOT NULL,
+    outcome       TEXT,                        -- null while it runs
+    kept          BLOB,                        -- of its stderr, at most 64 KiB
+    bytes         INTEGER,                     -- written in all
+    PRIMARY KEY (server, number)
 ) STRICT;
 
 CREATE TABLE worker_checkpoint (

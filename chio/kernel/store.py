@@ -23,6 +23,7 @@ from chio.errors import StateError
 from chio.kernel.calls import State
 
 SCHEMA_VERSION = 1
+MAX_SERVER_STARTS = 8
 APPLICATION_ID = 0x4348494F  # "CHIO"
 
 _SCHEMA = Path(__file__).with_name("schema.sql")
@@ -63,12 +64,12 @@ class CallRow:
     reason: str | None
     output: bytes | None
     receipt: int | None
-    id: int | None = None
+    reconciliation: str | None = None
 
 
 _CALL_COLUMNS = (
     "process, operation_key, state, server, tool, recovery_policy, binding, parameter_salt, parameter_hash, parameters,"
-    " dispatch, request_id, attempt, launch_id, debited, reason, output, receipt"
+    " dispatch, request_id, attempt, launch_id, debited, reason, output, receipt, reconciliation"
 )
 
 
@@ -232,6 +233,10 @@ class Store:
         for name in names:
             self._execute("UPDATE process SET state = 'cancelled' WHERE id = ?", (name,))
 
+    def revoke(self, capability_id: str, now_ms: int) -> bool:
+        """True when it was not revoked before."""
+        return self._execute("INSERT OR IGNORE INTO revocation VALUES (?, ?)", (capability_id, now_ms)).rowcount == 1
+
     def revoked(self) -> frozenset[str]:
         return frozenset(row[0] for row in self._execute("SELECT capability_id FROM revocation"))
 
@@ -269,17 +274,17 @@ class Store:
 
     def find_call(self, process: str, key: str) -> CallRow | None:
         row = self._execute(
-            f"SELECT {_CALL_COLUMNS}, id FROM call WHERE process = ? AND operation_key = ?", (process, key)
+            f"SELECT {_CALL_COLUMNS} FROM call WHERE process = ? AND operation_key = ?", (process, key)
         ).fetchone()
         return _call(row) if row else None
 
     def dispatched_calls(self) -> list[CallRow]:
-        rows = self._execute(f"SELECT {_CALL_COLUMNS}, id FROM call WHERE state = 'dispatched' ORDER BY id").fetchall()
+        rows = self._execute(f"SELECT {_CALL_COLUMNS} FROM call WHERE state = 'dispatched' ORDER BY id").fetchall()
         return [_call(row) for row in rows]
 
     def put_call(self, call: CallRow) -> None:
         self._execute(
-            f"INSERT INTO call ({_CALL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO call ({_CALL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 call.process,
                 call.operation_key,
@@ -299,28 +304,34 @@ class Store:
                 call.reason,
                 _text(call.output),
                 call.receipt,
+                call.reconciliation,
             ),
         )
 
     def move_call(self, call: CallRow, before: State) -> None:
         """Write a call that changed state; the old state stands in the WHERE, so no move can happen twice."""
         changed = self._execute(
-            "UPDATE call SET state = ?, parameters = ?, dispatch = ?, request_id = ?, reason = ?, output = ?,"
-            " receipt = ? WHERE id = ? AND state = ?",
+            "UPDATE call SET state = ?, parameters = ?, dispatch = ?, request_id = ?, attempt = ?, launch_id = ?,"
+            " debited = ?, reason = ?, output = ?, receipt = ?, reconciliation = ? WHERE process = ? AND operation_key = ? AND state = ?",
             (
                 call.state.value,
                 _text(call.parameters),
                 call.dispatch,
                 call.request_id,
+                call.attempt,
+                call.launch_id,
+                call.debited,
                 call.reason,
                 _text(call.output),
                 call.receipt,
-                call.id,
+                call.reconciliation,
+                call.process,
+                call.operation_key,
                 before.value,
             ),
         ).rowcount
         if changed != 1:
-            raise sqlite3.DatabaseError(f"call {call.id} is not in state {before.value}")
+            raise sqlite3.DatabaseError(f"call {call.operation_key} is not in state {before.value}")
 
     # --- attempts ------------------------------------------------------------------------------------------------
 
@@ -355,6 +366,21 @@ class Store:
 
     def settle_exports(self, process: str, number: int) -> None:
         self._execute("UPDATE attempt SET exports = NULL WHERE process = ? AND number = ?", (process, number))
+
+    def next_server_start(self, server: str) -> int:
+        row = self._execute("SELECT max(number) FROM server_start WHERE server = ?", (server,)).fetchone()
+        return (row[0] or 0) + 1
+
+    def put_server_start(self, server: str, number: int) -> None:
+        """A start of a tool server; only the newest few are kept."""
+        self._execute("INSERT INTO server_start (server, number) VALUES (?, ?)", (server, number))
+        self._execute("DELETE FROM server_start WHERE server = ? AND number <= ?", (server, number - MAX_SERVER_STARTS))
+
+    def end_server(self, server: str, number: int, outcome: str, kept: bytes, written: int) -> None:
+        self._execute(
+            "UPDATE server_start SET outcome = ?, kept = ?, bytes = ? WHERE server = ? AND number = ?",
+            (outcome, kept, written, server, number),
+        )
 
     def put_log(self, process: str, number: int, stream: str, kept: bytes, written: int) -> None:
         self._execute("INSERT INTO attempt_log VALUES (?, ?, ?, ?, ?)", (process, number, stream, kept, written))
@@ -486,7 +512,7 @@ def _call(row: tuple[Any, ...]) -> CallRow:
         reason,
         output,
         receipt,
-        identity,
+        reconciliation,
     ) = row
     return CallRow(
         process,
@@ -507,5 +533,5 @@ def _call(row: tuple[Any, ...]) -> CallRow:
         reason,
         output.encode() if output is not None else None,
         receipt,
-        identity,
+        reconciliation,
     )

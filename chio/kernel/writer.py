@@ -57,7 +57,7 @@ class Writer:
         self._queue.append(item)
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def show_receipt(self, text: bytes) -> None:
         """A reply of this group carries this receipt: one line of `receipts.ndjson`, written before the reply."""
@@ -85,7 +85,8 @@ class Writer:
             self._store.put_checkpoint(self._log.size, b"".join(self._log.frontier), self._log.note())
             self._log.checkpointed = self._log.size
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Commit what is ready. Called by the loop; at the end also by whoever stops the kernel."""
         self._scheduled = False
         batch, self._queue = self._queue, []
         done = self._perform(batch)

@@ -1,0 +1,249 @@
+"""The tool servers as the host runs them: each a confined process of its own, whose two pipes the kernel holds.
+
+A server is launched like a worker, under its own profile. It is started with the host, and again when the kernel needs
+one that has ended; its stderr is kept as a bounded log with the record of its end.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chio import schema
+from chio.errors import InputError
+from chio.host import KernelProcess
+from chio.records import launch_record
+from confine import (
+    ConfineError,
+    Event,
+    Exited,
+    Identity,
+    Launcher,
+    LaunchFailed,
+    Limits,
+    MountPlan,
+    Observed,
+    Profile,
+    check_limits,
+    claim_identity,
+    for_attempt,
+    launch_spec,
+    load_profile,
+    plan_mounts,
+)
+
+NAME_PREFIX = "server:"
+MAX_LOG_BYTES = 64 * 1024
+_FOREVER_MS = 10 * 365 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A server, ready to be launched."""
+
+    server: schema.Server
+    profile: Profile
+    limits: Limits
+    mounts: MountPlan
+
+
+def prepare(config: schema.HostConfig, file: str, state: Path, roots: tuple[str, ...] = ()) -> list[Prepared]:
+    """Every server of a host config. Paths are relative to the config's folder. Raises `InputError`."""
+    folder = str(Path(os.path.realpath(file)).parent)
+    found = []
+    for position, server in enumerate(config.servers):
+        try:
+            profile = load_profile(server.confinement.profile)
+            mounts = plan_mounts(
+                argv=server.command,
+                cwd=folder,
+                state_dir=str(state) if state.exists() else None,  # at init there is none yet
+                read=server.confinement.read,
+                write=server.confinement.write,
+                runtime_roots=roots,
+            )
+            found.append(Prepared(server, profile, check_limits({}, profile.limits), mounts))
+        except ConfineError as error:
+            raise InputError(
+                error.what, file=file, field=f"servers[{position}]", why=error.path, fix=error.fix
+            ) from error
+    return found
+
+
+@contextmanager
+def start_for_init(prepared: list[Prepared], file: str) -> Iterator[tuple[int, ...]]:
+    """Start every server once; the kernel's ends of their pipes, stdin and stdout of each in order.
+
+    They end when the block does. Raises `InputError` naming the server that cannot be launched.
+    """
+    with Launcher.start() as launcher, ExitStack() as held:
+        positions = {entry.server.id: position for position, entry in enumerate(prepared)}
+        fds: list[int] = []
+        for entry in prepared:
+            identity = claim_identity()
+            held.callback(identity.close)
+            stdin, to_server = os.pipe2(os.O_CLOEXEC)
+            from_server, stdout = os.pipe2(os.O_CLOEXEC)
+            for fd in (to_server, from_server):
+                held.callback(os.close, fd)
+            fds += [to_server, from_server]
+            spec = launch_spec(for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity)
+            launcher.launch(entry.server.id, spec, stdin, (identity.fd,), stdout_fd=stdout)
+            os.close(stdin)
+            os.close(stdout)
+        waiting = set(positions)
+        while waiting:
+            select.select([launcher], [], [])
+            for event in launcher.receive():
+                waiting.discard(event.attempt)
+                if isinstance(event, Observed) and event.satisfied:
+                    launcher.resume(event.attempt)
+                else:
+                    why = (
+                        event.hint or event.step if isinstance(event, LaunchFailed) else "its confinement does not hold"
+                    )
+                    raise InputError(
+                        "a tool server cannot be launched",
+                        file=file,
+                        field=f"servers[{positions[event.attempt]}].command",
+                        why=why,
+                        fix="run it with `chio-confine run` to see what it needs",
+                    )
+        yield tuple(fds)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """One live server. `ours` are the kernel's ends of its stdin and stdout, until they are handed over."""
+
+    identity: Identity
+    ours: tuple[int, ...]
+    number: int = 0
+    up: bool = False
+    wanted: bool = False  # again, as soon as this one is dead
+
+
+class ToolServers:
+    """The servers of one host. `refusals` says of each that is not usable why."""
+
+    def __init__(self, prepared: list[Prepared], launcher: Launcher, kernel: KernelProcess) -> None:
+        self._prepared = {entry.server.id: entry for entry in prepared}
+        self._launcher = launcher
+        self._kernel = kernel
+        self._running: dict[str, _Running] = {}
+        self.refusals: dict[str, str] = {}
+
+    def start_all(self) -> None:
+        for name in self._prepared:
+            self.start(name)
+
+    @property
+    def ready(self) -> bool:
+        """Every server answered its handshake with the tools that were pinned (each once; it may have ended since)."""
+        return not self.refusals and all(self._running.get(name, _NONE).up for name in self._prepared)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._running)
+
+    def start(self, name: str) -> None:
+        """Launch one server; what becomes of it arrives as events of the launcher."""
+        entry = self._prepared[name]
+        stdin, to_server = os.pipe2(os.O_CLOEXEC)
+        from_server, stdout = os.pipe2(os.O_CLOEXEC)
+        identity = claim_identity()
+        self._running[name] = _Running(identity, (to_server, from_server))
+        try:
+            spec = launch_spec(for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity)
+            self._launcher.launch(NAME_PREFIX + name, spec, stdin, (identity.fd,), stdout_fd=stdout)
+        except ConfineError as error:
+            self._down(name, str(error))
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+
+    def launcher_said(self, event: Event) -> None:
+        """One event of the launcher about one of these servers."""
+        name = event.attempt.removeprefix(NAME_PREFIX)
+        if isinstance(event, Observed):
+            if event.satisfied:
+                self._observed(name, event)
+        elif isinstance(event, LaunchFailed):
+            why = os.strerror(event.errno) if event.errno else "failed"
+            self._down(name, f"its launch failed ({event.step}, {event.path or 'no path'}, {why}; {event.hint or ''})")
+        else:
+            self._exited(name, event)
+
+    def kernel_said(self, event: dict[str, Any]) -> None:
+        """`server_needed`: a call waits for one that has ended. `server`: how a handshake went."""
+        name = event["server"]
+        if event["event"] == "server_needed":
+            if name in self._running:
+                self._running[name].wanted = True
+                self._launcher.kill(NAME_PREFIX + name, "stopped_answering")
+            else:
+                self.start(name)
+        elif event["up"]:
+            if name in self._running:
+                self._running[name].up = True
+        else:
+            self.refusals[name] = event["why"]
+            if name in self._running:
+                self._launcher.kill(NAME_PREFIX + name, "refused")
+
+    def _observed(self, name: str, event: Observed) -> None:
+        """Its exec stop: the launch record is committed, the pipes handed over, then it runs."""
+        running, entry = self._running[name], self._prepared[name]
+        record = launch_record(event, True) | {
+            "process_id": None,
+            "server": name,
+            "asked": {
+                "command": entry.server.command,
+                "profile": entry.profile.name,
+                "profile_sha256": entry.profile.digest,
+            },
+        }
+        running.number = self._kernel.call("server_started", running.ours, server=name, record=record)["number"]
+        self._close_ours(running)
+        self._launcher.resume(NAME_PREFIX + name)
+
+    def _exited(self, name: str, event: Exited) -> None:
+        running = self._running.pop(name)
+        running.identity.close()
+        self._close_ours(running)
+        if event.exports_fd is not None:
+            os.close(event.exports_fd)
+        ended = f"exit_{event.exit_code}" if event.exit_code is not None else f"signal_{event.signal}"
+        log = [base64.b64encode(event.stderr[:MAX_LOG_BYTES]).decode(), event.stderr_bytes]
+        self._kernel.call(
+            "server_ended", server=name, number=running.number, outcome=event.killed_for or ended, stderr=log
+        )
+        if running.wanted:
+            self.start(name)
+
+    def _down(self, name: str, why: str) -> None:
+        """It could not be launched: whoever waits for it is told."""
+        self.refusals[name] = why
+        running = self._running.pop(name)
+        running.identity.close()
+        self._close_ours(running)
+        self._kernel.call("server_failed", server=name)
+
+    def _close_ours(self, running: _Running) -> None:
+        for fd in running.ours:
+            os.close(fd)
+        running.ours = ()
+
+    def stop(self) -> None:
+        """End what runs; the launcher's events say when it is dead."""
+        for name in self._running:
+            self._launcher.kill(NAME_PREFIX + name, "host_stopping")
+
+
+_NONE = _Running(Identity(-1, -1, -1), ())
