@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from chio.errors import ChioError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from chio.host import Host
     from chio.runner import Work
 
 
@@ -58,7 +60,14 @@ class Root(Mounted):
 
 
 class Receipt(Mounted):
-    elsewhere = {"verify": ("verify.cli", "receipt_verify")}  # noqa: RUF012
+    elsewhere = {  # noqa: RUF012
+        "verify": ("verify.cli", "receipt_verify"),
+        "verify-process-response": ("verify.cli", "receipt_verify_process_response"),
+    }
+
+
+class Process(Mounted):
+    elsewhere = {"verify-call": ("verify.cli", "process_verify_call")}  # noqa: RUF012
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -92,7 +101,7 @@ def main() -> None:
     """Runs programs that nobody trusts; keeps their calls across crashes; signs what was decided."""
 
 
-@main.group()
+@main.group(cls=Process)
 def process() -> None:
     """Hosts: make one, run a plan on it, look at it."""
 
@@ -212,6 +221,128 @@ def state(state: Path, name: str, blob: str | None) -> int:
 
     with open_state(state) as reader:
         _print(reader.state(name, blob))
+    return 0
+
+
+@process.command()
+@click.option("--state", required=True, type=_PATH)
+@click.option("--socket", "socket_path", required=True, type=_PATH, help="Where to listen: a path that does not exist.")
+@click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@click.option(
+    "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
+)
+@_errors
+def serve(state: Path, socket_path: Path, allow_volatile: bool, roots: tuple[str, ...]) -> int:
+    """Serve workers that someone else launches, until SIGINT or SIGTERM. Prints one line when they can connect.
+
+    Example: chio process serve --state .chio --socket chio.sock
+    """
+    from chio.serve import serve as run_server
+
+    with _host(state, allow_volatile) as host:
+        run_server(host, socket_path.absolute(), roots, _print_line)
+    return 0
+
+
+@process.command()
+@click.option("--state", required=True, type=_PATH)
+@click.option("--process", "name", required=True, metavar="ID")
+@click.option("--socket", "socket_path", required=True, type=_PATH, help="The socket that `serve` will listen on.")
+@click.option("--out", required=True, type=_PATH, help="A new file for the connection descriptor, mode 0600.")
+@_errors
+def credential(state: Path, name: str, socket_path: Path, out: Path) -> int:
+    """Issue a credential for a worker that someone else launches. The host must be stopped.
+
+    Example: chio process credential --state .chio --process producer --socket chio.sock --out producer.json
+    """
+    from chio.serve import credential as issue
+
+    with _host(state) as host:
+        _print(issue(host, name, socket_path, out))
+    return 0
+
+
+def _tell(op: str, text: str, example: str) -> None:
+    """The verbs that say one thing about one process."""
+
+    @process.command(op.replace("_", "-"), help=f"{text} The host must be stopped.\n\nExample: {example}")
+    @click.option("--state", required=True, type=_PATH)
+    @click.option("--process", "name", required=True, metavar="ID")
+    @_errors
+    def command(state: Path, name: str) -> int:
+        from chio.serve import tell
+
+        with _host(state) as host:
+            _print(tell(host, op, name))
+        return 0
+
+
+_tell("revoke", "Revoke every credential of a process.", "chio process revoke --state .chio --process producer")
+_tell(
+    "revoke_capability",
+    "Revoke a process's capability, and so those of all below it.",
+    "chio process revoke-capability --state .chio --process producer",
+)
+_tell("cancel", "Cancel a process and all below it, for good.", "chio process cancel --state .chio --process producer")
+
+
+@process.command()
+@click.option("--state", required=True, type=_PATH)
+@click.option("--process", "name", required=True, metavar="ID")
+@click.option("--key", required=True, help="The operation key of the call whose outcome is unknown.")
+@click.option("--outcome", required=True, type=click.Choice(["applied", "not_applied"]))
+@click.option("--evidence", required=True, type=_PATH, help="What the statement rests on; its digest is recorded.")
+@click.option("--by", required=True, metavar="NAME", help="Who says so.")
+@_errors
+def reconcile(state: Path, name: str, key: str, outcome: str, evidence: Path, by: str) -> int:
+    """State what became of a call whose outcome is unknown. The host must be stopped.
+
+    Example: chio process reconcile --state .chio --process producer --key publish-42 --outcome applied
+    --evidence ledger.txt --by "A. Operator"
+    """
+    from chio.serve import reconcile as record
+
+    with _host(state) as host:
+        _print(record(host, name, key, outcome, evidence, by))
+    return 0
+
+
+@contextmanager
+def _host(state: Path, allow_volatile: bool = False) -> Iterator[Host]:
+    from chio.host import Host
+
+    host = Host(state, allow_volatile=allow_volatile)
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def _print_line(document: dict[str, Any]) -> None:
+    import json
+
+    click.echo(json.dumps(document))
+    sys.stdout.flush()
+
+
+@process.command("attest-call")
+@click.option("--state", required=True, type=_PATH, help="A stopped state.")
+@click.option("--request", required=True, type=_PATH, help="The request, as it was kept before it was sent.")
+@click.option("--context", required=True, type=_PATH, help="Run, process and capability, as they were kept with it.")
+@click.option("--response", type=_PATH, help="What the worker was answered, to be attested too.")
+@click.option("--out", required=True, type=_PATH, help="A new file: the signed observation.")
+@click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@_errors
+def attest(
+    state: Path, request: Path, context: Path, response: Path | None, out: Path, allow_volatile: bool
+) -> int:
+    """Sign what became of one retained call, for a reviewer who will not open the state.
+
+    Example: chio process attest-call --state .chio --request request.json --context context.json --out call.json
+    """
+    from chio.attest import attest_call
+
+    _print(attest_call(state, request, context, response, out, allow_volatile=allow_volatile))
     return 0
 
 

@@ -27,6 +27,7 @@ from chio.host import Host
 from chio.plans import ExportTarget, PlanReader, Prepared, reserved_match
 from chio.records import launch_record
 from chio.servers import NAME_PREFIX, ToolServers, prepare
+from chio.signals import stop_signals
 from chio.sockets import SocketDirectory
 from confine import (
     SOCKET_PATH,
@@ -161,7 +162,7 @@ class Runner:
             self._load()
             if not self._done():
                 self._require_live_grants()
-                with Launcher.start((self._host.lock,)) as self._launcher, self._sockets, self._signals() as wakeup:
+                with Launcher.start((self._host.lock,)) as self._launcher, self._sockets, stop_signals() as wakeup:
                     self._servers = ToolServers(self._servers_prepared, self._launcher, self._kernel)
                     self._loop(wakeup)
             self._kernel.call("finish")
@@ -217,15 +218,7 @@ class Runner:
             self._servers.start_all()
             while not self._servers.ready and not self._stopping:
                 self._kernel_spoke()
-                if self._servers.refusals:
-                    name, why = next(iter(self._servers.refusals.items()))
-                    raise StateError(
-                        "a tool server cannot be used",
-                        file=str(self._host.path),
-                        field=f"servers.{name}",
-                        why=why,
-                        fix="see its log; a changed tool list needs a new state",
-                    )
+                self._servers.require_usable(self._host.path)
                 for key, _ in selector.select():
                     key.data()
             if self._frozen is None and not self._stopping:
@@ -503,23 +496,6 @@ class Runner:
         self._stopping = True
         for work in self._running():
             self._launcher.kill(work.name, INTERRUPTED)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[socket.socket]:
-        """SIGINT and SIGTERM become a readable socket; a second one changes nothing, stopping is bounded anyway."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
-        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-        old = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        try:
-            yield ours
-        finally:
-            signal.set_wakeup_fd(old)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            ours.close()
-            theirs.close()
 
 
 def _message(text: str) -> dict[str, tuple[bytes, int]]:

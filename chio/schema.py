@@ -18,6 +18,7 @@ from chio.errors import InputError
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
 MAX_PLAN_BYTES = 4 * 1024 * 1024
+MAX_KEPT_BYTES = 2 * 1024 * 1024  # a request's frame (contract section 3)
 RESERVED_SERVERS = ("chio-ipc", "chio-process")
 ROOT = "root"
 
@@ -167,6 +168,27 @@ class Plan(Document, frozen=True):
     workers: Annotated[list[Worker], Meta(min_length=1, max_length=128)]
 
 
+# --- a call, as whoever made it kept it -----------------------------------------------------------------------
+
+
+class KeptRequest(Document, frozen=True):
+    """One `invoke` as it was written down before it was sent."""
+
+    operation_key: Name
+    server_id: Name
+    tool_name: Name
+    arguments: dict[str, Any]
+    known_outcome_only: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class KeptContext(Document, frozen=True):
+    """Who sent it: the run, the process, its capability."""
+
+    runtime_id: str
+    process_id: Id
+    capability_id: str
+
+
 # --- reading -----------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +288,26 @@ def run_plan(text: bytes, file: str) -> Plan:
             )
     _refuse_cycles(plan, file)
     return plan
+
+
+def kept_request(text: bytes, file: str) -> dict[str, Any]:
+    """A request as it was kept. It is handed on as it is, since its digest is taken of what it says."""
+    value: dict[str, Any] = _json(text, file, MAX_KEPT_BYTES)
+    if _convert(value, KeptRequest, file).known_outcome_only is False:
+        raise InputError(
+            "a document has a wrong value",
+            file=file,
+            field="known_outcome_only",
+            why="`false` is written by leaving it out",
+            fix="remove it, or make it true if it was sent",
+        )
+    return value
+
+
+def kept_context(text: bytes, file: str) -> dict[str, Any]:
+    value: dict[str, Any] = _json(text, file, MAX_KEPT_BYTES)
+    _convert(value, KeptContext, file)
+    return value
 
 
 def _refuse_cycles(plan: Plan, file: str) -> None:

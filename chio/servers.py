@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chio import schema
-from chio.errors import InputError
+from chio.errors import InputError, StateError
 from chio.host import KernelProcess
 from chio.records import launch_record
 from confine import (
@@ -151,6 +151,17 @@ class ToolServers:
     @property
     def alive(self) -> bool:
         return bool(self._running)
+
+    def require_usable(self, state: Path) -> None:
+        """While they start: a server that cannot be used refuses the host. Raises `StateError`."""
+        for name, why in self.refusals.items():
+            raise StateError(
+                "a tool server cannot be used",
+                file=str(state),
+                field=f"servers.{name}",
+                why=why,
+                fix="run its command with `chio-confine run`; a changed tool list needs a new state",
+            )
 
     def start(self, name: str) -> None:
         """Launch one server; what becomes of it arrives as events of the launcher."""

@@ -14,6 +14,7 @@ from verify.verdict import Exit, VerifyError
 
 if TYPE_CHECKING:
     from verify.receipts import ReceiptsVerdict
+    from verify.verdict import Findings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,6 +61,75 @@ def receipt_verify(file: str, trusted_kernel_pubkey: str) -> None:
     verdict = _verify("chio", file, trusted_kernel_pubkey, None)
     _print_json(verdict.document())
     _finish("chio", file, verdict)
+
+
+@click.command("verify-process-response")
+@click.option("--response", required=True, metavar="FILE", help="What the worker was answered (JSON).")
+@click.option("--request", required=True, metavar="FILE", help="The request, as you kept it.")
+@click.option("--context", required=True, metavar="FILE", help="Run, process and capability, as you kept them.")
+@click.option("--trusted-kernel-pubkey", required=True, metavar="KEY|FILE", help="The Chio kernel's key: hex or file.")
+def receipt_verify_process_response(response: str, request: str, context: str, trusted_kernel_pubkey: str) -> None:
+    """Check that one response answers your own request, in your own context.
+
+    Example: chio receipt verify-process-response --response response.json --request request.json
+    --context context.json --trusted-kernel-pubkey kernel.pub
+    """
+    from verify.keys import PublicKey
+    from verify.requests import Context, Request
+    from verify.responses import check_response
+
+    try:
+        key = PublicKey.from_option(trusted_kernel_pubkey)
+        verdict = check_response(response, Request.from_file(request), Context.from_file(context), key)
+    except VerifyError as error:
+        _fail("chio", error)
+    _print_json(verdict.document())
+    _end(response, verdict.findings, verdict.withheld)
+
+
+@click.command("verify-call")
+@click.option("--artifact", required=True, metavar="FILE", help="What `chio process attest-call` wrote.")
+@click.option("--request", required=True, metavar="FILE", help="The request, as you kept it.")
+@click.option("--context", required=True, metavar="FILE", help="Run, process and capability, as you kept them.")
+@click.option("--trusted-kernel-pubkey", required=True, metavar="KEY|FILE", help="The Chio kernel's key: hex or file.")
+@click.option("--runtime-id", required=True, metavar="UUID", help="The run, as you know it.")
+def process_verify_call(
+    artifact: str, request: str, context: str, trusted_kernel_pubkey: str, runtime_id: str
+) -> None:
+    """Check what a host attested of one call, against your own request and context. Opens no state.
+
+    Example: chio process verify-call --artifact call.json --request request.json --context context.json
+    --trusted-kernel-pubkey kernel.pub --runtime-id 7a2d4c1e-0f3b-4d5e-8a6b-9c0d1e2fe815
+    """
+    from verify.calls import Observation, check_call
+    from verify.keys import PublicKey
+    from verify.requests import Context, Request
+
+    try:
+        key = PublicKey.from_option(trusted_kernel_pubkey)
+        asked, caller = Request.from_file(request), Context.from_file(context)
+        verdict = check_call(Observation.from_file(artifact), asked, caller, key, runtime_id)
+    except VerifyError as error:
+        _fail("chio", error)
+    _print_json(verdict.document())
+    _end(artifact, verdict.findings, verdict.incomplete)
+
+
+def _end(file: str, findings: "Findings", incomplete: list[str]) -> None:
+    """One line on stderr for each check that failed, or could not be made; the exit status."""
+    for name, error in findings.failed:
+        place = error.place if error.check == name else ", ".join(part for part in (error.place, error.check) if part)
+        located = VerifyError(error.what, check=name, file=file, place=place, fix=error.fix)
+        click.echo(f"chio: {located}", err=True)
+    if findings.failed:
+        sys.exit(Exit.REFUSED)
+    if incomplete:
+        click.echo(
+            f"chio: what it takes to check this is withheld ({file}, {' and '.join(incomplete)} not checked; "
+            "to check it, ask for the receipt with its salts)",
+            err=True,
+        )
+        sys.exit(Exit.UNCHECKED)
 
 
 def _verify(program: str, file: str, key: str | None, pins_file: str | None) -> "ReceiptsVerdict":

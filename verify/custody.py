@@ -1,9 +1,9 @@
 """What the signed log holds of one call: its leaves, each proved to be under one checkpoint.
 
 An intent is committed before the first byte of an external call is sent; a built-in tool's receipt is committed with
-its effect. Where that is there, the call was kept from its start (`original_call_commitment_and_signed_store_readback`).
-Without it the outcome is still read back from the signed store (`signed_store_readback`). A refusal ran nothing, so
-there is nothing to have had custody of (`no_custody_claim`).
+its effect. Where that is there, the call was kept from its start: `original_call_commitment_and_signed_store_readback`.
+Without it the outcome is still read back from the signed store: `signed_store_readback`. A refusal ran nothing, so
+there is nothing to have had custody of: `no_custody_claim`.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ _RECONCILIATION = shape.record(
         "call": CALL,
         "outcome": shape.one_of("applied", "not_applied"),
         "by": shape.text,
-        "evidence": shape.record({"bytes": shape.at_least(0), "sha256": shape.digest}),
+        "evidence_sha256": shape.digest,
     }
 )
 _BODIES = {"intent": _INTENT, "receipt": RECEIPT, "reconciliation": _RECONCILIATION}
@@ -166,14 +166,13 @@ def require_custody(
         expected = {**receipt["call"], "dispatch": dispatch, "request_id": context.request_id(request, dispatch)}
         if intent.body["call"] != expected or intent.body["runtime_id"] != receipt["runtime_id"]:
             _refuse(f"intent {position} is of another call", "continuation_custody")
-        route = (intent.body["server"], intent.body["tool"], intent.body["capability_id"], intent.body["parameter_hash"])
-        signed = (
-            receipt["tool_server"],
-            receipt["tool_name"],
-            receipt["capability_id"],
-            receipt["action"]["parameter_hash"],
-        )
-        if route != signed:
+        signed = {
+            "server": receipt["tool_server"],
+            "tool": receipt["tool_name"],
+            "capability_id": receipt["capability_id"],
+            "parameter_hash": receipt["action"]["parameter_hash"],
+        }
+        if signed != {name: intent.body[name] for name in signed}:
             _refuse(f"intent {position} is of another route, caller or arguments", "continuation_custody")
         if not before < intent.index < custody.receipt.index or intent.body["time_ms"] > receipt["time_ms"]:
             _refuse(f"intent {position} is out of order", "continuation_custody")

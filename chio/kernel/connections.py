@@ -39,13 +39,31 @@ class Service(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Listener:
-    """One attempt's socket. `uid` is the peer's, or None for an attempt that is not confined."""
+    """A served socket. `identify` names the caller of a credential's digest, or nobody.
 
-    caller: Caller
-    credential: bytes
+    `uid` is the only one that may connect, or None; `most` bounds the connections.
+    """
+
+    identify: Callable[[bytes], Caller | None]
     uid: int | None
+    most: int = MAX_CONNECTIONS
+    attempt: Caller | None = None  # whose socket it is, when it is one attempt's
     server: asyncio.Server | None = None
     connections: set[Connection] = field(default_factory=set)
+
+    @classmethod
+    def of_attempt(cls, caller: Caller, credential: bytes, uid: int | None) -> Listener:
+        """One attempt's own socket: its credential and no other."""
+        return cls(lambda digest: caller if hmac.compare_digest(digest, credential) else None, uid, attempt=caller)
+
+    def admit(self, connection: Connection, caller: Caller) -> bool:
+        """Whether this connection may speak for the caller: at most MAX_CONNECTIONS do for one process."""
+        if self.attempt is None and connection.process != caller.node.id:
+            held = sum(1 for other in self.connections if other.process == caller.node.id)
+            if held >= MAX_CONNECTIONS:
+                return False
+            connection.process = caller.node.id
+        return True
 
     def close(self) -> None:
         """No new connection, and none left: the attempt has ended."""
@@ -72,6 +90,7 @@ class Connection(asyncio.Protocol):
         "_untaken",
         "deadline",
         "on_lost",
+        "process",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, listener: Listener, service: Service) -> None:
@@ -88,24 +107,25 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self.deadline: float | None = None
         self.on_lost: Callable[[], None] | None = None
+        self.process: str | None = None
 
     # --- asyncio -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         listener = self._listener
-        if len(listener.connections) >= MAX_CONNECTIONS:
+        if len(listener.connections) >= listener.most:
             self._hang_up_at_once("limit_reached")
             return
         peer = transport.get_extra_info("socket")
-        if listener.uid is not None:
+        if listener.uid is not None and listener.attempt is not None:
             pid, uid, _gid = _PEERCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
             pidfd = _peer_pidfd(peer, pid) if uid == listener.uid else None
             if pidfd is None:
                 self._hang_up_at_once("unauthenticated")
                 return
             self._unchecked = True
-            self._service.check_peer(listener.caller, pidfd, self._peer_checked)
+            self._service.check_peer(listener.attempt, pidfd, self._peer_checked)
         listener.connections.add(self)
         self.deadline = self._loop.time() + wire.FRAME_TIMEOUT_S
 
@@ -175,10 +195,14 @@ class Connection(asyncio.Protocol):
                 self.reply(wire.error_frame(error.code))
             return
         listener = self._listener
-        if not hmac.compare_digest(sha256(credential.encode()).digest(), listener.credential):
+        caller = listener.identify(sha256(credential.encode()).digest())
+        if caller is None:
             self._refuse("unauthenticated")
             return
-        self._service.serve(listener.caller, operation, plain, self)
+        if not listener.admit(self, caller):
+            self._refuse("limit_reached")
+            return
+        self._service.serve(caller, operation, plain, self)
 
     def reply(self, frame: bytes) -> None:
         """Answer the request being served and take the next one. Silent when the client has gone."""
@@ -230,6 +254,10 @@ class Connection(asyncio.Protocol):
         else:
             self._refuse("frame_timeout")
 
+    @property
+    def busy(self) -> bool:
+        return self._busy
+
     def abort(self) -> None:
         self._transport.abort()
 
@@ -277,6 +305,16 @@ class Connections:
         listener = self._listeners.pop(key, None)
         if listener is not None:
             listener.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is being served."""
+        return any(connection.busy for listener in self._listeners.values() for connection in listener.connections)
+
+    def stop_accepting(self) -> None:
+        for listener in self._listeners.values():
+            if listener.server is not None:
+                listener.server.close()
 
     def close_all(self) -> None:
         for key in list(self._listeners):

@@ -18,16 +18,18 @@ from hashlib import sha256
 from typing import Any
 
 from chio import canonical
-from chio.errors import ChioError, HostFault, StateError
-from chio.kernel import grants, recovery
-from chio.kernel.connections import Listener
+from chio.errors import ChioError, HostFault, InputError, StateError
+from chio.kernel import attest, grants, recovery
+from chio.kernel.connections import MAX_CONNECTIONS, Listener
 from chio.kernel.ledger import Caller
 from chio.kernel.process import Kernel
+from chio.kernel.tree import Node
 from chio.kernel.writer import Item
 from chio.tools.mcp import ServerFault
-from chio.wire import PROTOCOL, Channel
+from chio.wire import Channel
 
 MAX_LOG_BYTES = 64 * 1024
+DRAIN_S = 30.0
 
 
 class Control:
@@ -90,6 +92,9 @@ class Control:
             self._asked.pop(message["ticket"])(message["inside"])
             self._send({"re": request, "ok": True})
             return
+        if op in ("serve", "drain"):
+            self._spawn(self._serve(request, fds[0]) if op == "serve" else self._drain(request))
+            return
         if op == "listen":
             self._spawn(self._listen(request, message, fds[0]))
             return
@@ -108,6 +113,9 @@ class Control:
             "server_started": self._server_started,
             "server_ended": self._server_ended,
             "reconcile": self._reconcile,
+            "attest": self._attest,
+            "credential": self._credential,
+            "revoke": self._revoke,
             "revoke_capability": self._revoke_capability,
             "cancel": self._cancel,
         }[op]
@@ -191,24 +199,14 @@ class Control:
         )
         return {
             "number": number,
-            "connection": {
-                "protocol": PROTOCOL,
-                "process_id": name,
-                "credential": credential,
-                "kernel_key": kernel.kernel_key,
-                "runtime_id": kernel.runtime_id,
-                "capability_id": node.capability.id,
-                "tools": [
-                    {"server_id": grant.server, "tool_name": grant.tool} for grant in node.capability.body.grants
-                ],
-            },
+            "connection": kernel.connection(node, credential),
         }
 
     async def _listen(self, request: int, message: dict[str, Any], fd: int) -> None:
         """Serve the attempt's listening socket: from now on its worker can call."""
         kernel, key = self._kernel, (message["process"], message["number"])
         caller = Caller(kernel.tree[key[0]], key[1], message["launch_id"])
-        listener = Listener(caller, sha256(message["credential"].encode()).digest(), message["uid"])
+        listener = Listener.of_attempt(caller, sha256(message["credential"].encode()).digest(), message["uid"])
         kernel.live.add(key)
         await kernel.connections.listen(key, listener, socket.socket(fileno=fd))
         self._send({"re": request, "ok": True})
@@ -271,6 +269,24 @@ class Control:
         kernel.store.end_server(server, number, message["outcome"], base64.b64decode(kept)[:MAX_LOG_BYTES], written)
         return {}
 
+    async def _serve(self, request: int, fd: int) -> None:
+        """One socket for every worker that holds a credential of this state."""
+        kernel = self._kernel
+        callers = {digest: Caller(kernel.tree[process], None, None) for digest, process in kernel.store.credentials()}
+        listener = Listener(callers.get, None, MAX_CONNECTIONS * len(kernel.tree.nodes))
+        await kernel.connections.listen(("", 0), listener, socket.socket(fileno=fd))
+        self._send({"re": request, "ok": True})
+
+    async def _drain(self, request: int) -> None:
+        """Stop accepting; let what is being served come to its answer, within limits."""
+        kernel = self._kernel
+        kernel.connections.stop_accepting()
+        kernel.end_waiting()
+        deadline = self._loop.time() + DRAIN_S
+        while kernel.connections.busy and self._loop.time() < deadline:
+            await asyncio.sleep(0.02)
+        self._send({"re": request, "ok": True, "drained": not kernel.connections.busy})
+
     # --- what the operator says, with the host stopped -----------------------------------------------------------
 
     def _reconcile(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -279,9 +295,40 @@ class Control:
             message["process"], message["key"], message["outcome"], message["by"], message["evidence_sha256"]
         )
 
+    def _credential(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A new credential of a process, for a worker that someone else launches; only its digest is kept."""
+        kernel, node = self._kernel, self._node(message)
+        credential = secrets.token_bytes(32).hex()
+        kernel.writer.open_commit()
+        kernel.store.put_credential(sha256(credential.encode()).digest(), node.id, kernel.clock.now_ms())
+        return {"connection": kernel.connection(node, credential)}
+
+    def _revoke(self, message: dict[str, Any]) -> dict[str, Any]:
+        kernel, node = self._kernel, self._node(message)
+        kernel.writer.open_commit()
+        count = kernel.store.revoke_credentials(node.id)
+        kernel.ledger.record("revocation", {"process_id": node.id, "what": "credentials", "count": count})
+        return {"process": node.id, "revoked_credentials": count}
+
+    def _node(self, message: dict[str, Any]) -> Node:
+        node = self._kernel.tree.nodes.get(message["process"])
+        if node is None:
+            raise InputError(
+                "there is no such process",
+                file=self._kernel.path,
+                field="--process",
+                why=f"`{message['process']}`",
+                fix=f"one of {', '.join(list(self._kernel.tree.nodes)[:20])}",
+            )
+        return node
+
+    def _attest(self, message: dict[str, Any]) -> dict[str, Any]:
+        """One signed observation of a call; the checkpoint that it stands on is committed with it."""
+        return attest.attest(self._kernel, message).as_reply()
+
     def _revoke_capability(self, message: dict[str, Any]) -> dict[str, Any]:
         kernel = self._kernel
-        node = kernel.tree[message["process"]]
+        node = self._node(message)
         kernel.writer.open_commit()
         if kernel.store.revoke(node.capability.id, kernel.clock.now_ms()):
             kernel.ledger.record(
@@ -291,7 +338,7 @@ class Control:
         return {"capability_id": node.capability.id}
 
     def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"cancelled_processes": self._kernel.cancel(message["process"], "operator")}
+        return {"cancelled_processes": self._kernel.cancel(self._node(message).id, "operator")}
 
     def _finish(self, _message: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint of the log, committed before it is shown."""

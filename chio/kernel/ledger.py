@@ -176,6 +176,11 @@ class Ledger:
         self.append(kind, body, signature)
         return identity, signed_text(body, signature)
 
+    def sign_observation(self, body: bytes) -> str:
+        """The signature of an observation, which stands alone: it is no leaf."""
+        signature, _ = self._key.sign("observation", body)
+        return signature
+
     # --- a call --------------------------------------------------------------------------------------------------
 
     def invoke(self, caller: Caller, request: Request, *, may_wait: bool) -> Answer | Waiting | Dispatch | Live | Down:
@@ -427,6 +432,10 @@ class Ledger:
 
     def _invocations_left(self, node: Node, grant: int) -> bool:
         return all(self._store.grant_used(at.id, position) < most for at, position, most in node.debit_path(grant))
+
+    def retained(self, call: CallRow) -> Answer:
+        """What every repeat of a settled call is answered."""
+        return self._replay(call)
 
     def _replay(self, call: CallRow) -> Answer:
         if call.receipt is None:

@@ -7,6 +7,7 @@ the tree of its size consists of; nothing else is needed to append or to give th
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -28,6 +29,25 @@ def _node(left: bytes, right: bytes) -> bytes:
     return sha256(b"\1" + left + right).digest()
 
 
+def _grown(frontier: tuple[bytes, ...], size: int, hashed: bytes) -> tuple[bytes, ...]:
+    """The frontier of a tree of `size` leaves after one more."""
+    roots = list(frontier)
+    node = hashed
+    while size & 1:
+        node = _node(roots.pop(), node)
+        size >>= 1
+    return (*roots, node)
+
+
+def _root(frontier: tuple[bytes, ...]) -> bytes:
+    if not frontier:
+        return sha256(b"").digest()
+    node = frontier[-1]
+    for left in reversed(frontier[:-1]):
+        node = _node(left, node)
+    return node
+
+
 @dataclass(slots=True)
 class Log:
     """`size` leaves; `frontier` holds one root for each set bit of `size`, largest subtree first."""
@@ -41,25 +61,13 @@ class Log:
     def append(self, hashed: bytes) -> int:
         """Add one leaf hash; the leaf's index."""
         index = self.size
-        roots = list(self.frontier)
-        node = hashed
-        bits = index
-        while bits & 1:
-            node = _node(roots.pop(), node)
-            bits >>= 1
-        roots.append(node)
-        self.frontier = tuple(roots)
+        self.frontier = _grown(self.frontier, index, hashed)
         self.size = index + 1
         return index
 
     def root(self) -> bytes:
         """The tree head's root hash; of an empty log, the hash of nothing."""
-        if not self.frontier:
-            return sha256(b"").digest()
-        node = self.frontier[-1]
-        for left in reversed(self.frontier[:-1]):
-            node = _node(left, node)
-        return node
+        return _root(self.frontier)
 
     def note(self) -> bytes:
         """The C2SP tlog-checkpoint of this size, signed under the log key."""
@@ -72,6 +80,31 @@ class Log:
     def restore(self, mark: tuple[int, tuple[bytes, ...], int]) -> None:
         """Back to a mark, when the commit that appended was rolled back."""
         self.size, self.frontier, self.checkpointed = mark
+
+
+def proof_ranges(index: int, size: int) -> list[tuple[int, int]]:
+    """The inclusion proof of a leaf, from the leaf's own level up: each sibling as its half-open range of leaves.
+
+    The proof's hashes are the roots of these ranges (RFC 9162 section 2.1.3.1).
+    """
+    ranges: list[tuple[int, int]] = []
+    start, end = 0, size
+    while end - start > 1:
+        middle = start + (1 << (end - start - 1).bit_length() - 1)
+        if index < middle:
+            ranges.append((middle, end))
+            end = middle
+        else:
+            ranges.append((start, middle))
+            start = middle
+    return ranges[::-1]
+
+
+def root_of(hashes: Iterable[bytes]) -> bytes:
+    frontier: tuple[bytes, ...] = ()
+    for size, hashed in enumerate(hashes):
+        frontier = _grown(frontier, size, hashed)
+    return _root(frontier)
 
 
 def origin(runtime_id: str) -> str:

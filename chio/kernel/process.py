@@ -139,6 +139,25 @@ class Kernel:
         assert caller.attempt is not None
         self._link.check_peer(caller.node.id, caller.attempt, pidfd, done)
 
+    def connection(self, node: Node, credential: str) -> dict[str, Any]:
+        """What a worker needs to speak for a process, but for the socket's path."""
+        return {
+            "protocol": wire.PROTOCOL,
+            "process_id": node.id,
+            "credential": credential,
+            "kernel_key": self.kernel_key,
+            "runtime_id": self.runtime_id,
+            "capability_id": node.capability.id,
+            "tools": [{"server_id": grant.server, "tool_name": grant.tool} for grant in node.capability.body.grants],
+        }
+
+    def end_waiting(self) -> None:
+        """The host stops: receives that wait are told so, and nothing is recorded of them."""
+        for queue in self._waiting.values():
+            for receive in list(queue):
+                self._unpark(receive)
+                receive.connection.reply(wire.error_frame("runtime_error"))
+
     # --- requests ------------------------------------------------------------------------------------------------
 
     def serve(self, caller: Caller, operation: dict[str, Any], plain: bool, connection: Connection) -> None:

@@ -103,6 +103,13 @@ CREATE TABLE attempt (
     CHECK ((state = 'ended') = (outcome IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE credential (                      -- of workers that someone else launches (`serve`)
+    digest        BLOB PRIMARY KEY CHECK (length(digest) = 32),  -- raw SHA-256
+    process       TEXT NOT NULL REFERENCES process (id),
+    issued_ms     INTEGER NOT NULL,
+    revoked       INTEGER NOT NULL CHECK (revoked IN (0, 1))
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE attempt_log (
     process       TEXT NOT NULL,
     number        INTEGER NOT NULL,

@@ -240,6 +240,17 @@ class Store:
     def revoked(self) -> frozenset[str]:
         return frozenset(row[0] for row in self._execute("SELECT capability_id FROM revocation"))
 
+    def put_credential(self, digest: bytes, process: str, now_ms: int) -> None:
+        self._execute("INSERT INTO credential VALUES (?, ?, ?, 0)", (digest, process, now_ms))
+
+    def credentials(self) -> list[tuple[bytes, str]]:
+        """(digest, process) of every credential that still counts."""
+        return self._execute("SELECT digest, process FROM credential WHERE revoked = 0").fetchall()
+
+    def revoke_credentials(self, process: str) -> int:
+        """How many there were."""
+        return self._execute("UPDATE credential SET revoked = 1 WHERE process = ? AND revoked = 0", (process,)).rowcount
+
     # --- log -----------------------------------------------------------------------------------------------------
 
     def put_leaf(
@@ -266,6 +277,15 @@ class Store:
 
     def leaf_hashes(self, start: int) -> Iterable[tuple[int, bytes]]:
         return self._execute("SELECT idx, hash FROM leaf WHERE idx >= ? ORDER BY idx", (start,))
+
+    def intents(self, process: str, key: str) -> list[int]:
+        """Indexes of a call's intents. It reads the whole log: for an operator's command, not for a call's path."""
+        rows = self._execute(
+            "SELECT idx FROM leaf WHERE type = 'intent' AND json_extract(body, '$.call.process_id') = ?"
+            " AND json_extract(body, '$.call.operation_key') = ? ORDER BY idx",
+            (process, key),
+        )
+        return [row[0] for row in rows]
 
     def newest_bodies(self, count: int) -> list[str]:
         return [row[0] for row in self._execute("SELECT body FROM leaf ORDER BY idx DESC LIMIT ?", (count,))]
@@ -312,7 +332,8 @@ class Store:
         """Write a call that changed state; the old state stands in the WHERE, so no move can happen twice."""
         changed = self._execute(
             "UPDATE call SET state = ?, parameters = ?, dispatch = ?, request_id = ?, attempt = ?, launch_id = ?,"
-            " debited = ?, reason = ?, output = ?, receipt = ?, reconciliation = ? WHERE process = ? AND operation_key = ? AND state = ?",
+            " debited = ?, reason = ?, output = ?, receipt = ?, reconciliation = ?"
+            " WHERE process = ? AND operation_key = ? AND state = ?",
             (
                 call.state.value,
                 _text(call.parameters),
