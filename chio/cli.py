@@ -95,6 +95,11 @@ def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
     return run
 
 
+_runtime_roots = click.option(
+    "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
+)
+
+
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chio", message="%(prog)s %(version)s")
 def main() -> None:
@@ -115,15 +120,16 @@ def receipt() -> None:
 @click.option("--config", required=True, type=_PATH, help="The host config, chio.process.host.v1 (JSON).")
 @click.option("--state", required=True, type=_PATH, help="Where the state shall be: absent, or an empty directory.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@_runtime_roots
 @_errors
-def init(config: Path, state: Path, allow_volatile: bool) -> int:
+def init(config: Path, state: Path, allow_volatile: bool, roots: tuple[str, ...]) -> int:
     """Make a host's state: keys, capabilities, database. Prints the Chio kernel's public key.
 
     Example: chio process init --config host.json --state .chio
     """
     from chio.host import initialize
 
-    _print(initialize(config, state, allow_volatile=allow_volatile))
+    _print(initialize(config, state, allow_volatile=allow_volatile, runtime_roots=roots))
     return 0
 
 
@@ -134,9 +140,7 @@ def init(config: Path, state: Path, allow_volatile: bool) -> int:
     "--allow-unconfined", is_flag=True, help="Let workers with the profile `none` run with this account's rights."
 )
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
-@click.option(
-    "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
-)
+@_runtime_roots
 @_errors
 def run(state: Path, plan: Path, allow_unconfined: bool, allow_volatile: bool, roots: tuple[str, ...]) -> int:
     """Run a plan, or resume it. Prints the run report; exit 0 only if every worker completed.
@@ -192,18 +196,26 @@ def status(state: Path) -> int:
 
 @process.command()
 @click.option("--state", required=True, type=_PATH)
-@click.option("--process", "name", required=True, metavar="ID")
-@click.option("--attempt", required=True, type=click.IntRange(min=1), metavar="N")
+@click.option("--process", "name", metavar="ID", help="A process; then --attempt says which of its attempts.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N")
+@click.option(
+    "--server", metavar="ID", help="A tool server instead; --attempt is then the start, the newest if left out."
+)
 @_errors
-def logs(state: Path, name: str, attempt: int) -> int:
-    """What one attempt wrote to stdout and stderr (at most 64 KiB each).
+def logs(state: Path, name: str | None, attempt: int | None, server: str | None) -> int:
+    """What one attempt wrote to stdout and stderr, or a tool server to stderr (at most 64 KiB each).
 
     Example: chio process logs --state .chio --process producer --attempt 1
     """
     from chio.kernel.reader import open_state
 
+    if (name is None) == (server is None) or (name is not None and attempt is None):
+        raise click.UsageError("name a --process and its --attempt, or a --server")
     with open_state(state) as reader:
-        _print(reader.logs(name, attempt))
+        if server is not None:
+            _print(reader.server_log(server, attempt))
+        elif name is not None and attempt is not None:
+            _print(reader.logs(name, attempt))
     return 0
 
 
@@ -228,9 +240,7 @@ def state(state: Path, name: str, blob: str | None) -> int:
 @click.option("--state", required=True, type=_PATH)
 @click.option("--socket", "socket_path", required=True, type=_PATH, help="Where to listen: a path that does not exist.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
-@click.option(
-    "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
-)
+@_runtime_roots
 @_errors
 def serve(state: Path, socket_path: Path, allow_volatile: bool, roots: tuple[str, ...]) -> int:
     """Serve workers that someone else launches, until SIGINT or SIGTERM. Prints one line when they can connect.
@@ -333,9 +343,7 @@ def _print_line(document: dict[str, Any]) -> None:
 @click.option("--out", required=True, type=_PATH, help="A new file: the signed observation.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
 @_errors
-def attest(
-    state: Path, request: Path, context: Path, response: Path | None, out: Path, allow_volatile: bool
-) -> int:
+def attest(state: Path, request: Path, context: Path, response: Path | None, out: Path, allow_volatile: bool) -> int:
     """Sign what became of one retained call, for a reviewer who will not open the state.
 
     Example: chio process attest-call --state .chio --request request.json --context context.json --out call.json

@@ -66,11 +66,19 @@ class KernelProcess:
                 kind = _KINDS.get(error.pop("kind"), HostFault)
                 raise kind(error.pop("what"), **error)
 
-    def events(self) -> list[tuple[dict[str, Any], list[int]]]:
-        """What the kernel said by itself, with its descriptors, now the caller's. `HostFault` when it is gone."""
+    @property
+    def pending(self) -> bool:
+        """Whether the kernel has said something by itself that `events` has not yet given. `HostFault` when it is gone.
+
+        What arrives while an answer is waited for is kept here, and the socket does not become readable for it again.
+        """
         while (received := self._channel.receive(wait=False)) is not None:
             self._events.append(received)
-        taken, self._events = self._events, []
+        return bool(self._events)
+
+    def events(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """What the kernel said by itself, with its descriptors, now the caller's. `HostFault` when it is gone."""
+        taken, self._events = (self._events, []) if self.pending else ([], [])
         return taken
 
     def close(self) -> None:

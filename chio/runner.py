@@ -216,19 +216,23 @@ class Runner:
             selector.register(self._launcher, selectors.EVENT_READ, self._launcher_spoke)
             selector.register(wakeup, selectors.EVENT_READ, lambda: self._stop(wakeup))
             self._servers.start_all()
-            while not self._servers.ready and not self._stopping:
+            while not self._stopping:
                 self._kernel_spoke()
                 self._servers.require_usable(self._host.path)
+                if self._servers.ready:
+                    break
                 for key, _ in selector.select():
                     key.data()
             if self._frozen is None and not self._stopping:
                 self._kernel.call("freeze", plan=self._mine)
             while not self._done():
-                self._kernel_spoke()  # also what arrived while an answer was waited for
+                self._kernel_spoke()
                 self._start_ready()
                 self._progress(list(self._work.values()))
                 if self._done():
                     break
+                if self._kernel.pending:  # it arrived while an answer was waited for: the socket will not say so again
+                    continue
                 for key, _ in selector.select(self._patience()):
                     key.data()
             self._servers.stop()
@@ -466,18 +470,23 @@ class Runner:
     # --- being told ----------------------------------------------------------------------------------------------
 
     def _kernel_spoke(self) -> None:
-        for event, fds in self._kernel.events():
-            if event["event"] == "cancelled":
-                self._cancel(event["processes"])
-            elif event["event"] in ("server", "server_needed"):
-                self._servers.kernel_said(event)
-            else:
-                (pidfd,) = fds
-                work = self._work[event["process"]]
-                live = work.attempt is not None and work.attempt.number == event["number"]
-                inside = live and work.attempt is not None and in_pid_namespace(pidfd, work.attempt.pid_namespace)
-                os.close(pidfd)
-                self._kernel.call("peer", ticket=event["ticket"], inside=inside)
+        """All that the kernel has said, also what arrives while one of these is being seen to."""
+        while self._kernel.pending:
+            for event, fds in self._kernel.events():
+                self._kernel_said(event, fds)
+
+    def _kernel_said(self, event: dict[str, Any], fds: list[int]) -> None:
+        if event["event"] == "cancelled":
+            self._cancel(event["processes"])
+        elif event["event"] in ("server", "server_needed"):
+            self._servers.kernel_said(event)
+        else:
+            (pidfd,) = fds
+            work = self._work[event["process"]]
+            live = work.attempt is not None and work.attempt.number == event["number"]
+            inside = live and work.attempt is not None and in_pid_namespace(pidfd, work.attempt.pid_namespace)
+            os.close(pidfd)
+            self._kernel.call("peer", ticket=event["ticket"], inside=inside)
 
     def _cancel(self, names: list[str]) -> None:
         """Cancelling is for good: end what runs, start nothing more."""

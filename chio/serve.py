@@ -41,7 +41,7 @@ def serve(host: Host, path: Path, roots: tuple[str, ...], ready: Callable[[dict[
         selector.register(host.kernel, selectors.EVENT_READ, lambda: _kernel_said(host, servers))
         while servers is not None and not servers.ready and not stopping:
             _turn(selector)
-            _kernel_said(host, servers)  # also what arrived while an answer was waited for
+            _kernel_said(host, servers)
             servers.require_usable(host.path)
         if stopping:
             return
@@ -82,9 +82,11 @@ def _start_servers(
 
 
 def _kernel_said(host: Host, servers: ToolServers | None) -> None:
-    for event, _ in host.kernel.events():
-        if servers is not None and event["event"] in ("server", "server_needed"):
-            servers.kernel_said(event)
+    """All that the kernel has said, also what arrives while one of these is being seen to."""
+    while host.kernel.pending:
+        for event, _ in host.kernel.events():
+            if servers is not None and event["event"] in ("server", "server_needed"):
+                servers.kernel_said(event)
 
 
 def _turn(selector: selectors.BaseSelector) -> None:

@@ -231,6 +231,10 @@ class ToolServers:
         if event.exports_fd is not None:
             os.close(event.exports_fd)
         ended = f"exit_{event.exit_code}" if event.exit_code is not None else f"signal_{event.signal}"
+        if running.number == 0:  # it ended at its exec stop: nothing was handed over
+            self.refusals[name] = f"its confinement does not hold ({event.killed_for or ended})"
+            self._kernel.call("server_failed", server=name)
+            return
         log = [base64.b64encode(event.stderr[:MAX_LOG_BYTES]).decode(), event.stderr_bytes]
         self._kernel.call(
             "server_ended", server=name, number=running.number, outcome=event.killed_for or ended, stderr=log

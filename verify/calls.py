@@ -19,13 +19,12 @@ from typing import Any, NoReturn
 from verify import canonical, shape
 from verify.capabilities import granted, verify_chain
 from verify.custody import (
-    DECISION_MS,
     LEAF,
     NO_CLAIM,
     ORIGINAL,
     READBACK,
     Custody,
-    decided_at,
+    admitted_at_ms,
     read_custody,
     require_custody,
     require_retained,
@@ -40,6 +39,8 @@ from verify.verdict import Findings, VerifyError
 SCHEMA = "chio.process.call-verification.v1"
 ARTIFACT_SCHEMA = "chio.process.call-observation.v2"
 MAX_ARTIFACT_BYTES = 64 * 1024 * 1024
+# A receipt's time is taken after the decision, in the same commit: by this much a grant may seem to have ended before.
+_DECISION_MS = 1000
 
 _UNCHECKED = ["physical_effects", "aggregate_usage", "confinement"]
 
@@ -202,7 +203,8 @@ def _signer_pin(observation: Observation, kernel_key: PublicKey) -> None:
 
 
 def _runtime_pin(observation: Observation, context: Context, runtime_id: str) -> None:
-    bodies = [observation.body, observation.bootstrap, *(leaf.body for leaf in observation.custody.leaves)]
+    leaves = [leaf.body for leaf in observation.custody.leaves if leaf.kind != "intent"]
+    bodies = [observation.body, observation.bootstrap, *leaves]
     if any(named != runtime_id for named in (context.runtime_id, *(body["runtime_id"] for body in bodies))):
         raise VerifyError("something here is of a run that is not the pinned one", check="runtime_pin")
     if observation.bootstrap["log_origin"] != f"chio.invalid/{runtime_id}":
@@ -241,9 +243,12 @@ def _issued_capability(observation: Observation, request: Request, context: Cont
         _refuse("the first token is not the context's", "issued_capability")
     if observation.custody.receipt.body["capability_id"] != own.id:
         _refuse("the receipt names another capability", "issued_capability")
-    for at_ms in decided_at(observation.custody):
-        if not granted(chain, request.server_id, request.tool_name, at_ms - DECISION_MS):
-            _refuse("no grant of the caller covered this call when it was admitted", "issued_capability")
+    if observation.custody.receipt.body["decision"]["verdict"] == "deny":
+        return  # a refusal needs no grant
+    admitted_ms = admitted_at_ms(observation.custody)
+    at_ms = admitted_ms - _DECISION_MS if admitted_ms is not None else own.body["issued_ms"]
+    if not granted(chain, request.server_id, request.tool_name, at_ms):
+        _refuse("no grant of the caller covered this call when it was admitted", "issued_capability")
 
 
 def _worker_response(verdict: CallVerdict, request: Request, context: Context) -> None:

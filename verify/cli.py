@@ -93,9 +93,7 @@ def receipt_verify_process_response(response: str, request: str, context: str, t
 @click.option("--context", required=True, metavar="FILE", help="Run, process and capability, as you kept them.")
 @click.option("--trusted-kernel-pubkey", required=True, metavar="KEY|FILE", help="The Chio kernel's key: hex or file.")
 @click.option("--runtime-id", required=True, metavar="UUID", help="The run, as you know it.")
-def process_verify_call(
-    artifact: str, request: str, context: str, trusted_kernel_pubkey: str, runtime_id: str
-) -> None:
+def process_verify_call(artifact: str, request: str, context: str, trusted_kernel_pubkey: str, runtime_id: str) -> None:
     """Check what a host attested of one call, against your own request and context. Opens no state.
 
     Example: chio process verify-call --artifact call.json --request request.json --context context.json

@@ -25,14 +25,9 @@ NO_CLAIM = "no_custody_claim"
 
 _BUILT_IN_SERVERS = ("chio-ipc", "chio-process")
 MAX_DISPATCHES = 3
-# A leaf's time is taken after the decision, in the same commit: by this much a grant may seem to have ended before.
-DECISION_MS = 1000
 
-_INTENT = shape.record(
+_INTENT = shape.record(  # it has no run and no time of its own: the binding holds the run, its index the order
     {
-        "schema": shape.one_of("chio.intent.v1"),
-        "runtime_id": shape.runtime_id,
-        "time_ms": shape.at_least(0),
         "call": CALL,
         "attempt": ATTEMPT,
         "capability_id": shape.digest,
@@ -53,9 +48,7 @@ _RECONCILIATION = shape.record(
     }
 )
 _BODIES = {"intent": _INTENT, "receipt": RECEIPT, "reconciliation": _RECONCILIATION}
-LEAF = shape.record(
-    {"index": shape.at_least(0), "leaf_json": shape.text, "proof": shape.array(shape.digest)}
-)
+LEAF = shape.record({"index": shape.at_least(0), "leaf_json": shape.text, "proof": shape.array(shape.digest)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +147,7 @@ def _require_reconciliation(leaf: Leaf, receipt: Leaf, checkpoint: Checkpoint) -
         _refuse("the reconciliation stands before its receipt", "retained_operation")
 
 
-def require_custody(
-    custody: Custody, checkpoint: Checkpoint, claimed: str, request: Request, context: Context
-) -> None:
+def require_custody(custody: Custody, checkpoint: Checkpoint, claimed: str, request: Request, context: Context) -> None:
     """The custody binding: what the leaves show of the call's start, and that no more is claimed."""
     receipt = custody.receipt.body
     before = -1
@@ -164,7 +155,7 @@ def require_custody(
         intent.prove(checkpoint)
         dispatch = intent.body["call"]["dispatch"]
         expected = {**receipt["call"], "dispatch": dispatch, "request_id": context.request_id(request, dispatch)}
-        if intent.body["call"] != expected or intent.body["runtime_id"] != receipt["runtime_id"]:
+        if intent.body["call"] != expected:
             _refuse(f"intent {position} is of another call", "continuation_custody")
         signed = {
             "server": receipt["tool_server"],
@@ -174,7 +165,7 @@ def require_custody(
         }
         if signed != {name: intent.body[name] for name in signed}:
             _refuse(f"intent {position} is of another route, caller or arguments", "continuation_custody")
-        if not before < intent.index < custody.receipt.index or intent.body["time_ms"] > receipt["time_ms"]:
+        if not before < intent.index < custody.receipt.index:
             _refuse(f"intent {position} is out of order", "continuation_custody")
         before = intent.index
     if custody.intents and custody.intents[-1].body["attempt"] != receipt["attempt"]:
@@ -197,11 +188,10 @@ def custody_of(custody: Custody) -> str:
     return ORIGINAL if dispatches == list(range(1, receipt["call"]["dispatch"] + 1)) else READBACK
 
 
-def decided_at(custody: Custody) -> list[int]:
-    """When the call was admitted, by each leaf that admitted it: intents, or the one receipt of a built-in tool."""
-    if custody.receipt.body["decision"]["verdict"] == "deny":
-        return []
-    return [leaf.body["time_ms"] for leaf in custody.intents or [custody.receipt]]
+def admitted_at_ms(custody: Custody) -> int | None:
+    """When the call was admitted, as near as the log says: a built-in tool's receipt has a time, an intent has none."""
+    receipt = custody.receipt.body
+    return receipt["time_ms"] if receipt["tool_server"] in _BUILT_IN_SERVERS else None
 
 
 def _refuse(why: str, check: str) -> NoReturn:

@@ -23,9 +23,7 @@ _REQUEST = shape.record(
     },
     {"known_outcome_only": shape.true},
 )
-_CONTEXT = shape.record(
-    {"runtime_id": shape.runtime_id, "process_id": shape.process_id, "capability_id": shape.digest}
-)
+_CONTEXT = shape.record({"runtime_id": shape.runtime_id, "process_id": shape.process_id, "capability_id": shape.digest})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +41,7 @@ class Request:
     def from_file(cls, path: str) -> Self:
         value, digest = _document(path, MAX_REQUEST_BYTES, _REQUEST)
         policy = "known_outcome_only" if "known_outcome_only" in value else "default"
-        return cls(
-            value["operation_key"], value["server_id"], value["tool_name"], value["arguments"], policy, digest
-        )
+        return cls(value["operation_key"], value["server_id"], value["tool_name"], value["arguments"], policy, digest)
 
     def parameter_hash(self, salt: str) -> str:
         """The commitment to the arguments; `salt` is 32 hex digits."""

@@ -64,9 +64,7 @@ _RESPONSE = shape.record(
         "verdict": shape.one_of("allow", "deny"),
         "output": shape.nullable(_output),
         "reason": shape.nullable(shape.text),
-        "terminal_state": shape.record(
-            {"state": shape.one_of("completed", "incomplete")}, {"reason": shape.text}
-        ),
+        "terminal_state": shape.record({"state": shape.one_of("completed", "incomplete")}, {"reason": shape.text}),
         "receipt_json": shape.text,
         "execution_nonce_json": shape.anything,
     },

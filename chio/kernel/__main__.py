@@ -50,10 +50,13 @@ def _initialize(message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
 def _declared(servers: list[str], fds: list[int], file: str) -> dict[str, list[Tool]]:
     """The tools that each started server declares, to be pinned."""
     from chio.tools.mcp import ServerFault, StdioClient
+    from chio.tools.router import tools_digest
 
     async def ask(client: StdioClient) -> list[Tool] | str:
         try:
-            return await client.start()
+            tools = await client.start()
+            tools_digest(tools)
+            return tools
         except ServerFault as error:
             return str(error)
         finally:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from chio import canonical
-from chio.errors import InputError
+from chio.errors import InputError, StateError
 from chio.kernel import receipts
 from chio.kernel.calls import State
 from chio.kernel.grants import MAILBOX_SERVER
+from chio.kernel.ledger import CallError
 from chio.kernel.log import leaf_bytes, proof_ranges, root_of
 from chio.kernel.store import CallRow
 from chio.signing import signed_text
@@ -55,11 +56,20 @@ class Attested:
 def attest(kernel: Kernel, message: dict[str, Any]) -> Attested:
     """Observe and sign. `message` has `request` and `context` (values), `response` (text or null), `files` (names).
 
-    Raises `InputError` for what is not retained as given.
+    Raises `InputError` for what is not retained as given, `StateError` for a call that cannot be read back.
     """
     request, context, response, files = (message[name] for name in ("request", "context", "response", "files"))
     call = _retained_call(kernel, request, context, files)
-    told = kernel.ledger.retained(call)
+    try:
+        told = kernel.ledger.retained(call)
+    except CallError as error:
+        raise StateError(
+            "the call cannot be read back",
+            file=kernel.path,
+            field=call.operation_key,
+            why="its row or its receipt is damaged, and it is quarantined",
+            fix="restore the state from a backup",
+        ) from error
     if response is not None:
         _require_retained_response(response, told.result, files["response"])
     kernel.writer.open_commit()

@@ -255,7 +255,14 @@ class Control:
         try:
             await self._kernel.router.attach(server, stdin, stdout)
         except ServerFault as error:
-            self._send({"event": "server", "server": server, "up": False, "why": str(error)})
+            why = str(error)
+            record = {"server": server, "detail": f"refused at its start: {why}"}
+
+            def tell(_recorded: Any = None) -> None:
+                self._send({"event": "server", "server": server, "up": False, "why": why})
+                self._kernel.router.failed(server)
+
+            self._kernel.writer.submit(Item(lambda: self._kernel.ledger.record("incident", record), tell, tell))
         else:
             self._send({"event": "server", "server": server, "up": True, "why": None})
 

@@ -151,6 +151,7 @@ class Ledger:
         self._open_commit = open_commit
         self._has_room = has_room
         self._constraints = Constraints()
+        self._quarantined = store.quarantined()
 
     # --- the log -------------------------------------------------------------------------------------------------
 
@@ -189,6 +190,8 @@ class Ledger:
         `Waiting`, `Live` and `Down` wrote nothing: the caller comes again when there is something new. `CallError`.
         """
         node = caller.node
+        if self._quarantined and (node.id, request.key) in self._quarantined:
+            raise CallError("runtime_error")
         known = self._store.find_call(node.id, request.key)
         salt = known.parameter_salt if known else secrets.token_bytes(receipts.SALT_BYTES)
         parameter_hash = receipts.commitment(salt, request.parameters)
@@ -401,6 +404,43 @@ class Ledger:
         """Something that a reviewer of this call should know, beside its receipt."""
         self.record("incident", {"call": _call_members(call), "detail": detail, **members})
 
+    def damage(self, call: CallRow) -> str | None:
+        """Why a dispatched row cannot be believed, held against what its intent was made of; None if it can."""
+        node = self._tree.nodes.get(call.process)
+        if node is None:
+            return "its process is none of this host's"
+        if call.parameters is None or receipts.commitment(call.parameter_salt, call.parameters) != call.parameter_hash:
+            return "its parameters are not those that were committed to"
+        binding = receipts.binding(
+            self._runtime_id,
+            call.process,
+            call.operation_key,
+            node.capability.id,
+            call.server,
+            call.tool,
+            call.parameter_hash,
+            call.recovery_policy,
+        )
+        named = receipts.request_id(self._runtime_id, call.process, call.operation_key, call.dispatch)
+        if (binding, named) != (call.binding, call.request_id):
+            return "its binding or its request id is another call's"
+        try:
+            debits = orjson.loads(call.debited or "[]")
+        except orjson.JSONDecodeError:
+            return "its debits cannot be read"
+        known = type(debits) is list and all(
+            type(debit) is list and len(debit) == 2 and debit[0] in self._tree.nodes and type(debit[1]) is int
+            for debit in debits
+        )
+        return None if known else "its debits are none of this host's"
+
+    def quarantine(self, call: CallRow, why: str) -> None:
+        """Leave a damaged row as it is, for good: said once in the log, and a `runtime_error` to whoever repeats it."""
+        self._open_commit()
+        self._store.quarantine(call.process, call.operation_key, why)
+        self._quarantined.add((call.process, call.operation_key))
+        self.incident(call, f"quarantined: {why}")
+
     def reconcile(self, process: str, key: str, outcome: str, by: str, evidence_sha256: str) -> dict[str, Any]:
         """Record what the operator says became of an unknown call. Raises `StateError` for any other call."""
         call = self._store.find_call(process, key)
@@ -440,7 +480,9 @@ class Ledger:
     def _replay(self, call: CallRow) -> Answer:
         if call.receipt is None:
             raise CallError("runtime_error")
-        _, body, signature, disclosed = self._store.leaf(call.receipt)
+        kind, body, signature, disclosed = self._store.leaf(call.receipt)
+        if kind != "receipt" or not _answers(call, body, disclosed):
+            raise CallError("runtime_error")
         receipt = receipts.text(body.encode(), (disclosed or "{}").encode(), (signature or "").encode())
         return Answer(_result(call, receipt), receipt)
 
@@ -490,6 +532,20 @@ def _terminal_state(call: CallRow) -> dict[str, str]:
     if outcome.terminal_reason is None:
         return {"state": outcome.terminal_state}
     return {"state": outcome.terminal_state, "reason": outcome.terminal_reason}
+
+
+def _answers(call: CallRow, body: str, disclosed: str | None) -> bool:
+    """Whether a receipt is this call's, and its output the one that the receipt commits to."""
+    try:
+        receipt = orjson.loads(body)
+        salt = orjson.loads(disclosed or "{}").get("output_salt")
+    except orjson.JSONDecodeError:
+        return False
+    if receipt["call"] != _call_members(call) or receipt["decision"]["verdict"] != OUTCOMES[call.state].decision:
+        return False
+    if call.output is None or receipt["output"] is None or salt is None:
+        return (call.output is None) == (receipt["output"] is None)
+    return bool(receipt["output"]["hash"] == receipts.commitment(bytes.fromhex(salt), call.output))
 
 
 def _debited(debits: list[tuple[Node, int, int]]) -> str | None:

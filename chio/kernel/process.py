@@ -36,6 +36,7 @@ from chio.tools.router import Router
 
 MAX_OUTPUT_BYTES = 2 * 1024 * 1024  # of a result, so that a reply holds it beside its receipt
 _ROOM_BYTES = 64 * 1024 * 1024
+_MAX_SERVER_STARTS = 3
 
 
 class HostLink(Protocol):
@@ -61,6 +62,8 @@ class _Receive:
     may_wait: bool = True
     timer: asyncio.TimerHandle | None = None
     mailbox: str | None = None
+    awaits_server: bool = False
+    server_starts: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -262,7 +265,8 @@ class Kernel:
             )
 
     def _add_waiter(self, flight: _Flight, receive: _Receive) -> None:
-        flight.waiters.append(receive)
+        if receive not in flight.waiters:  # a group that was rolled back runs its items again
+            flight.waiters.append(receive)
         receive.connection.on_lost = lambda: self._leave(flight, receive)
 
     def _leave(self, flight: _Flight, receive: _Receive) -> None:
@@ -310,7 +314,14 @@ class Kernel:
         self.writer.submit(Item(work, lambda _: None, lambda: None))
 
     def _await_server(self, receive: _Receive, server: str) -> None:
-        """Nothing was written; the call is decided anew when its server is up."""
+        """Nothing was written; the call is decided anew when its server is up, a few times at most."""
+        if receive.awaits_server:  # a group that was rolled back runs its items again
+            return
+        if receive.server_starts >= _MAX_SERVER_STARTS:  # it comes up and is gone again before it can be asked
+            self._loop.call_soon(receive.connection.reply, wire.error_frame("runtime_error"))
+            return
+        receive.awaits_server = True
+        receive.server_starts += 1
         gone = False
 
         def lost() -> None:
@@ -318,6 +329,7 @@ class Kernel:
             gone = True
 
         def then(up: bool) -> None:
+            receive.awaits_server = False
             if gone:
                 return
             receive.connection.on_lost = None

@@ -89,6 +89,10 @@ class Reader:
             "mailboxes": self._rows(
                 "SELECT id, last_sequence, acknowledged_through, pending_messages, pending_bytes FROM mailbox"
             ),
+            "servers": self._rows(
+                "SELECT server, number, coalesce(outcome, 'running') AS outcome, bytes AS stderr_bytes FROM server_start"
+                " ORDER BY server, number"
+            ),
             "calls": {
                 row["state"]: row["n"] for row in self._rows("SELECT state, count(*) AS n FROM call GROUP BY state")
             },
@@ -122,6 +126,33 @@ class Reader:
             document[stream] = row["kept"].decode("utf-8", "replace") if row else None
             document[f"{stream}_bytes"] = row["bytes"] if row else None
         return document
+
+    def server_log(self, server: str, number: int | None) -> dict[str, Any]:
+        """`chio.process.server-log.v1`: what one start of a tool server wrote to stderr; the newest without a number."""
+        found = self._rows(
+            "SELECT number, outcome, kept, bytes FROM server_start WHERE server = ?1 AND number = coalesce(?2,"
+            " (SELECT max(number) FROM server_start WHERE server = ?1))",
+            server,
+            number,
+        )
+        if not found:
+            names = sorted({row["server"] for row in self._rows("SELECT server FROM server_start")})
+            raise InputError(
+                "there is no log of such a start",
+                file=str(self._path),
+                field="--server",
+                why=f"`{server}`" + (f", start {number}" if number else ""),
+                fix=f"one of {', '.join(names)}; the newest starts are kept" if names else "no tool server was started",
+            )
+        row = found[0]
+        return {
+            "schema": "chio.process.server-log.v1",
+            "server": server,
+            "start": row["number"],
+            "outcome": row["outcome"],
+            "stderr": row["kept"].decode("utf-8", "replace") if row["kept"] is not None else None,
+            "stderr_bytes": row["bytes"],
+        }
 
     def state(self, process: str, blob: str | None) -> dict[str, Any]:
         """`chio.process.application-state.v1`: the checkpoint, or one blob verified against its digest."""

@@ -43,10 +43,17 @@ def newest_time_ms(store: Store) -> int:
 
 
 def recover(store: Store, ledger: Ledger) -> tuple[int, int]:
-    """(calls found dispatched, attempts found unfinished): each is settled in the commit that is open."""
+    """(calls found dispatched, attempts found unfinished): each is settled in the commit that is open.
+
+    A call whose row contradicts itself is quarantined instead: it is reported once, and blocks no other.
+    """
     calls = store.dispatched_calls()
     for call in calls:
-        ledger.settle(call, Event.FOUND_AT_START, "the host ended before the outcome was recorded")
+        why = ledger.damage(call)
+        if why is None:
+            ledger.settle(call, Event.FOUND_AT_START, "the host ended before the outcome was recorded")
+        else:
+            ledger.quarantine(call, why)
     attempts = [attempt for attempt in store.attempts() if attempt["state"] != "ended"]
     for attempt in attempts:
         end_attempt(store, ledger, attempt["process"], attempt["number"], "host_interrupted")

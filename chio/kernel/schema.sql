@@ -84,6 +84,13 @@ CREATE TABLE call (
     CHECK ((state = 'dispatched') = (parameters IS NOT NULL))
 ) STRICT;
 
+CREATE TABLE quarantine (                      -- dispatched calls whose row recovery could not believe; they stay as they are
+    process       TEXT NOT NULL,
+    operation_key TEXT NOT NULL,
+    why           TEXT NOT NULL,
+    PRIMARY KEY (process, operation_key)
+) STRICT, WITHOUT ROWID;
+
 CREATE INDEX call_dispatched ON call (id) WHERE state = 'dispatched';
 
 CREATE TABLE attempt (

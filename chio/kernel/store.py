@@ -299,8 +299,18 @@ class Store:
         return _call(row) if row else None
 
     def dispatched_calls(self) -> list[CallRow]:
-        rows = self._execute(f"SELECT {_CALL_COLUMNS} FROM call WHERE state = 'dispatched' ORDER BY id").fetchall()
+        """The calls on their way, oldest first, without those that are quarantined."""
+        rows = self._execute(
+            f"SELECT {_CALL_COLUMNS} FROM call WHERE state = 'dispatched'"
+            " AND (process, operation_key) NOT IN (SELECT process, operation_key FROM quarantine) ORDER BY id"
+        ).fetchall()
         return [_call(row) for row in rows]
+
+    def quarantine(self, process: str, key: str, why: str) -> None:
+        self._execute("INSERT INTO quarantine VALUES (?, ?, ?)", (process, key, why))
+
+    def quarantined(self) -> set[tuple[str, str]]:
+        return set(self._execute("SELECT process, operation_key FROM quarantine"))
 
     def put_call(self, call: CallRow) -> None:
         self._execute(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 from collections import deque
 from collections.abc import Callable
@@ -130,12 +131,18 @@ class StdioClient:
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = await self._ask("tools/list", {"cursor": cursor} if cursor is not None else {})
-            for entry in page.get("tools") or []:
+            tools, cursor = page.get("tools"), page.get("nextCursor")
+            if type(tools) is not list:
+                raise ServerFault("its tool list is no list")
+            for entry in tools:
                 if type(entry) is not dict or type(entry.get("name")) is not str or entry["name"] in found:
                     raise ServerFault("its tool list has an entry without a name, or a name twice")
                 hints = entry.get("annotations") or {}
+                if type(hints) is not dict:
+                    raise ServerFault("its tool list has annotations that are no object")
                 found[entry["name"]] = Tool(entry["name"], hints.get("readOnlyHint") is True, entry)
-            cursor = page.get("nextCursor")
+            if cursor is not None and type(cursor) is not str:
+                raise ServerFault("its tool list goes on at a cursor that is no text")
             if cursor is None:
                 return sorted(found.values(), key=lambda tool: tool.name)
             if len(found) > MAX_TOOLS:
@@ -188,6 +195,10 @@ class StdioClient:
         self._outgoing.append(request)
         self._writable()
         return request
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def ping(self, done: Callable[[Ended], None]) -> Request:
         return self.request("ping", b"{}", done)
@@ -255,17 +266,17 @@ class StdioClient:
         """Its time is up. A frame of which nothing was written is taken back; a half-written one breaks the stream."""
         if request.written == 0:
             self._outgoing.remove(request)
-            self._end(request, Ended(End.NOT_SENT, f"the server took no byte within {timeout_s:.0f} s"))
+            self._end(request, Ended(End.NOT_SENT, f"the server took no byte within {timeout_s:g} s"))
             return
         self.cancel(request, "deadline")
         if self._outgoing and self._outgoing[0] is request:
-            self.close(f"it did not take a whole request within {timeout_s:.0f} s")
+            self.close(f"it did not take a whole request within {timeout_s:g} s")
             return
         if request.late is not None:
             self._given_up[request.id] = request.late
             while len(self._given_up) > _MAX_GIVEN_UP:
                 del self._given_up[next(iter(self._given_up))]
-        self._end(request, Ended(End.LOST, f"no answer within {timeout_s:.0f} s"))
+        self._end(request, Ended(End.LOST, f"no answer within {timeout_s:g} s"))
 
     def _end(self, request: Request, ended: Ended) -> None:
         self._open.pop(request.id, None)
@@ -302,9 +313,12 @@ class StdioClient:
     def _line(self, line: bytes) -> None:
         if not line.strip():
             return
+        message: _Message | None
         try:
             message = msgspec.json.decode(line, type=_Message)
         except (msgspec.DecodeError, RecursionError):
+            message = _read_leniently(line)
+        if message is None:
             # Not a message of the protocol. It answers nothing, so nothing is concluded from it.
             self._garbage += 1
             if self._garbage > _MAX_GARBAGE_LINES:
@@ -344,3 +358,54 @@ class StdioClient:
             self._end(request, Ended(End.LOST, "its answer holds neither one result nor one error"))
         else:
             self._end(request, Ended(End.ANSWERED, "answered", result))
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _read_leniently(line: bytes) -> _Message | None:
+    """An answer whose result the strict reader takes for no JSON: a lone surrogate, or bytes that are not UTF-8.
+
+    It is an answer all the same, and what becomes of such a result is not decided here. As Latin-1 every byte is one
+    character, so that the members can be cut out as they were received (JSON's own characters are ASCII).
+    """
+    text = line.decode("latin-1")
+    members: dict[str, tuple[Any, bytes]] = {}
+    try:
+        at = _after("{", text, 0)
+        while True:
+            name, at = _DECODER.raw_decode(text, _skip(text, at))
+            start = _skip(text, _after(":", text, at))
+            value, at = _DECODER.raw_decode(text, start)
+            members[name] = value, line[start:at]
+            at = _skip(text, at)
+            if not text.startswith(",", at):
+                break
+            at += 1
+        at = _skip(text, _after("}", text, at))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    number, _ = members.get("id", (None, b""))
+    if at != len(text) or type(number) is not int or "method" in members:
+        return None
+    message = _Message(id=number)
+    if "result" in members:
+        message.result = msgspec.Raw(members["result"][1])
+    if "error" in members:
+        message.error = msgspec.Raw(members["error"][1])
+    return message
+
+
+def _skip(text: str, at: int) -> int:
+    """The position of what follows the white space."""
+    while text.startswith((" ", "\t", "\r", "\n"), at):
+        at += 1
+    return at
+
+
+def _after(token: str, text: str, at: int) -> int:
+    """The position after `token`, which must come next. Raises `ValueError`."""
+    at = _skip(text, at)
+    if not text.startswith(token, at):
+        raise ValueError(token)
+    return at + len(token)

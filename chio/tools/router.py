@@ -53,7 +53,8 @@ class Router:
 
     def is_read(self, server: str, tool: str) -> bool:
         """Whether the tool is free of side effects, as pinned at init (`readOnlyHint`)."""
-        return tool in self._servers[server].read_only
+        found = self._servers.get(server)
+        return found is not None and tool in found.read_only
 
     def is_up(self, server: str) -> bool:
         return self._servers[server].client is not None
@@ -73,22 +74,23 @@ class Router:
             self._want(server)
 
     async def attach(self, server: str, stdin: int, stdout: int) -> None:
-        """A started server's pipes: the handshake, then it is up. Raises `ServerFault`; then it stays down."""
+        """The pipes of a started server: handshake, then it is up. Raises `ServerFault`; then say `failed`."""
         found = self._servers[server]
         client = StdioClient(self._loop, stdin, stdout, lambda _reason: self._lost(found, client))
         try:
             tools = await client.start()
             if tools_digest(tools) != found.pinned:
                 raise ServerFault("its tools are not those that were pinned at init")
+            if client.closed:
+                raise ServerFault("it ended as soon as it had started")
         except ServerFault:
             client.close("its start failed")
-            self.failed(server)
             raise
         found.client = client
         self._release(found, True)
 
     def failed(self, server: str) -> None:
-        """The host could not start it: whoever waits for it learns that."""
+        """It could not be started, or not be used: whoever waits for it learns that."""
         self._release(self._servers[server], False)
 
     def call(
