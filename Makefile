@@ -1,6 +1,6 @@
 # One command each; every one sets up what it needs first and is quick when there is nothing to do.
 #   make setup   install what is missing          make demo   the first process, end to end
-#   make test    every check                      make bench  figures, as ratios (ARGS="mailbox")
+#   make test    every check                      make bench  figures, as ratios (ARGS="mailbox" or "launch")
 #   make kit     dist/report.zip: the report project with its clients packed beside it
 .PHONY: setup demo test bench kit
 
@@ -14,6 +14,7 @@ test: setup
 	@.ci/test $(ARGS)
 
 bench: setup
+	@[ "$(ARGS)" != launch ] || .ci/peers
 	@.venv/bin/python -m tests.bench $(or $(ARGS),mailbox)
 
 kit: setup

@@ -86,6 +86,15 @@ def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
     return run
 
 
+def _layers(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    from confine import LAYERS
+
+    for name in names:
+        if name not in LAYERS:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(LAYERS)}")
+    return names
+
+
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chio", message="%(prog)s %(version)s")
 def main() -> None:
@@ -128,8 +137,22 @@ def init(config: Path, state: Path, allow_volatile: bool) -> int:
 @click.option(
     "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
 )
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="LAYER",
+    callback=_layers,
+    help="Do without a layer of confinement that is not to be had here; the launch records say so.",
+)
 @_errors
-def run(state: Path, plan: Path, allow_unconfined: bool, allow_volatile: bool, roots: tuple[str, ...]) -> int:
+def run(
+    state: Path,
+    plan: Path,
+    allow_unconfined: bool,
+    allow_volatile: bool,
+    roots: tuple[str, ...],
+    without: tuple[str, ...],
+) -> int:
     """Run a plan, or resume it. Prints the run report; exit 0 only if every worker completed.
 
     Example: chio process run --state .chio --plan process.json
@@ -138,11 +161,11 @@ def run(state: Path, plan: Path, allow_unconfined: bool, allow_volatile: bool, r
     from chio.plans import PlanReader
     from chio.runner import Runner
 
-    reader = PlanReader(plan, state, allow_unconfined=allow_unconfined, runtime_roots=roots)
+    reader = PlanReader(plan, state, allow_unconfined=allow_unconfined, runtime_roots=roots, without=without)
     host = Host(state, allow_volatile=allow_volatile)
     try:
         with _table() as show:
-            runner = Runner(host, reader, show)
+            runner = Runner(host, reader, show, without)
             report = runner.run()
     finally:
         host.close()

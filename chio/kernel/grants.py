@@ -67,6 +67,20 @@ class _Token(msgspec.Struct):
     signature: str
 
 
+def require_tools(config: HostConfig, policy: Policy, policy_file: str) -> None:
+    """Raises `InputError` for a grant of a tool that the host does not have."""
+    known = known_tools(config)
+    for position, tool in enumerate(policy.capabilities.default.tools):
+        if tool.server not in known or (tool.tool != "*" and tool.tool not in known[tool.server]):
+            raise InputError(
+                "the policy grants a tool that the host does not have",
+                file=policy_file,
+                field=f"capabilities.default.tools[{position}]",
+                why=f"{tool.server}/{tool.tool}",
+                fix=_known_list(known),
+            )
+
+
 def issue(
     config: HostConfig, policy: Policy, file: str, *, runtime_id: str, now_ms: int, authority: SigningKey
 ) -> dict[str, Capability]:
@@ -79,16 +93,6 @@ def issue(
             why=f"{config.limits.max_depth} is over delegation_depth_limit {policy.kernel.delegation_depth_limit}",
             fix="lower max_depth or raise the policy's limit",
         )
-    known = known_tools(config)
-    for position, tool in enumerate(policy.capabilities.default.tools):
-        if tool.server not in known or (tool.tool != "*" and tool.tool not in known[tool.server]):
-            raise InputError(
-                "the policy grants a tool that the host does not have",
-                file=config.policy,
-                field=f"capabilities.default.tools[{position}]",
-                why=f"{tool.server}/{tool.tool}",
-                fix=_known_list(known),
-            )
     expires_ms = now_ms + policy.kernel.max_capability_ttl * 1000
 
     def sign(process: str, parent: Capability | None, share: int, grants: list[Grant]) -> Capability:
@@ -130,7 +134,7 @@ def issue(
                 why=f"depth {parent.body.depth + 1} is over limits.max_depth {config.limits.max_depth}",
                 fix="raise max_depth or choose another parent",
             )
-        grants = _narrow(parent, child, f"children[{position}]", file, known)
+        grants = _narrow(parent, child, f"children[{position}]", file, known_tools(config))
         issued[child.id] = sign(child.id, parent, child.budget_share_bps, grants)
     return issued
 
@@ -196,4 +200,14 @@ def lives(capability: Capability, now_ms: int) -> bool:
     return now_ms < capability.body.expires_ms and (not entries or any(now_ms < entry.expires_ms for entry in entries))
 
 
-__all__ = ["MAILBOX_SERVER", "RESERVED_SERVERS", "Capability", "Grant", "covering", "issue", "known_tools", "lives"]
+__all__ = [
+    "MAILBOX_SERVER",
+    "RESERVED_SERVERS",
+    "Capability",
+    "Grant",
+    "covering",
+    "issue",
+    "known_tools",
+    "lives",
+    "require_tools",
+]

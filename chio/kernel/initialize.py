@@ -45,11 +45,11 @@ def initialize(path: Path, config_source: Source, policy_source: Source, allow_v
     policy = schema.policy(policy_source.text, policy_source.path)
     ceilings = budgets.ceilings(config, config_source.path)
     keys, runtime_id, now_ms = Keyring.generate(), str(uuid.uuid4()), Clock(0).now_ms()
+    grants.require_tools(config, policy, policy_source.path)
     issued = grants.issue(
         config, policy, config_source.path, runtime_id=runtime_id, now_ms=now_ms, authority=keys.authority
     )
     _refuse_volatile_parent(path, allow_volatile)
-    place = statedir.claim_place(path)
 
     directory = statedir.create(path)
     statedir.write_new(directory, statedir.LOCK, b"")
@@ -137,8 +137,7 @@ def initialize(path: Path, config_source: Source, policy_source: Source, allow_v
     store.commit()
     store.close()
     fcntl.flock(lock, fcntl.LOCK_UN)
-    for fd in (lock, *place):
-        os.close(fd)
+    os.close(lock)
     return {"initialized": True, "processes": len(issued), "kernel_key": keys.kernel.public, "runtime_id": runtime_id}
 
 

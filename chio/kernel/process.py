@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -26,7 +25,7 @@ from chio.kernel.ledger import Answer, Caller, CallError, Ledger, Request, read_
 from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
 from chio.kernel.state import MAX_BLOB_BYTES, StateRefused, WorkerState
-from chio.kernel.store import Store
+from chio.kernel.store import Store, half_initialised
 from chio.kernel.tree import Node, Tree
 from chio.kernel.writer import PARKED, Item, Writer
 from chio.signing import Keyring, SigningKey
@@ -60,6 +59,7 @@ class Kernel:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        store: Store,
         directory: int,
         path: str,
         allow_volatile: bool,
@@ -67,16 +67,10 @@ class Kernel:
     ) -> None:
         self.path = path
         self._loop = loop
-        os.fchdir(directory)
-        self.store = Store.open(directory, path)
+        self.store = store
         self.host = self.store.host()
         if not self.host.get("ready"):
-            raise StateError(
-                "the state is half initialised",
-                file=path,
-                why="`init` did not finish",
-                fix="remove it and run `chio process init` again",
-            )
+            raise half_initialised(path)
         keys, self.config, bootstrap = _pinned(directory, self.host, path)
         if not bootstrap["storage"]["volatile"]:
             statedir.require_durable(directory, Path(path), allow_volatile)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from tests.bench import mailbox
+from tests.bench import launch, mailbox
 
-_BENCHES = {"mailbox": mailbox.run}
+_BENCHES = {"launch": launch.run, "mailbox": mailbox.run}
 
 
 def main() -> None:

@@ -24,7 +24,9 @@ class Floor:
         self.database = sqlite3.connect(directory / "floor.db", isolation_level=None)
         self.database.execute("PRAGMA journal_mode = wal")
         self.database.execute("PRAGMA synchronous = full")
-        self.database.execute("CREATE TABLE call (key TEXT PRIMARY KEY, body TEXT, signature TEXT) STRICT, WITHOUT ROWID")
+        self.database.execute(
+            "CREATE TABLE call (key TEXT PRIMARY KEY, body TEXT, signature TEXT) STRICT, WITHOUT ROWID"
+        )
         self.queue: list[tuple[asyncio.Transport, dict[str, object]]] = []
 
     def submit(self, transport: asyncio.Transport, request: dict[str, object]) -> None:

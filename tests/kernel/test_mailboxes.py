@@ -24,7 +24,7 @@ def box(_boxes: Iterator[int]) -> Callable[[], str]:
 
 @pytest.fixture(scope="module")
 def _boxes() -> Iterator[int]:
-    return iter(range(30))
+    return iter(range(29))  # m29 takes malformed calls
 
 
 @pytest.fixture
