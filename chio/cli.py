@@ -95,9 +95,28 @@ def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
     return run
 
 
-_runtime_roots = click.option(
-    "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
-)
+def _layers(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    from confine import LAYERS
+
+    for name in names:
+        if name not in LAYERS:
+            raise click.BadParameter(f"{name!r} is not one of {', '.join(LAYERS)}")
+    return names
+
+
+def _launching(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of the verbs that launch something."""
+    roots = click.option(
+        "--runtime-root", "roots", multiple=True, metavar="DIR", help="A further place where interpreters may lie."
+    )
+    without = click.option(
+        "--without",
+        multiple=True,
+        metavar="LAYER",
+        callback=_layers,
+        help="Do without a layer of confinement that is not to be had here; the launch records say so.",
+    )
+    return roots(without(command))
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
@@ -120,16 +139,16 @@ def receipt() -> None:
 @click.option("--config", required=True, type=_PATH, help="The host config, chio.process.host.v1 (JSON).")
 @click.option("--state", required=True, type=_PATH, help="Where the state shall be: absent, or an empty directory.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
-@_runtime_roots
+@_launching
 @_errors
-def init(config: Path, state: Path, allow_volatile: bool, roots: tuple[str, ...]) -> int:
+def init(config: Path, state: Path, allow_volatile: bool, roots: tuple[str, ...], without: tuple[str, ...]) -> int:
     """Make a host's state: keys, capabilities, database. Prints the Chio kernel's public key.
 
     Example: chio process init --config host.json --state .chio
     """
     from chio.host import initialize
 
-    _print(initialize(config, state, allow_volatile=allow_volatile, runtime_roots=roots))
+    _print(initialize(config, state, allow_volatile=allow_volatile, runtime_roots=roots, without=without))
     return 0
 
 
@@ -140,9 +159,16 @@ def init(config: Path, state: Path, allow_volatile: bool, roots: tuple[str, ...]
     "--allow-unconfined", is_flag=True, help="Let workers with the profile `none` run with this account's rights."
 )
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
-@_runtime_roots
+@_launching
 @_errors
-def run(state: Path, plan: Path, allow_unconfined: bool, allow_volatile: bool, roots: tuple[str, ...]) -> int:
+def run(
+    state: Path,
+    plan: Path,
+    allow_unconfined: bool,
+    allow_volatile: bool,
+    roots: tuple[str, ...],
+    without: tuple[str, ...],
+) -> int:
     """Run a plan, or resume it. Prints the run report; exit 0 only if every worker completed.
 
     Example: chio process run --state .chio --plan process.json
@@ -151,11 +177,11 @@ def run(state: Path, plan: Path, allow_unconfined: bool, allow_volatile: bool, r
     from chio.plans import PlanReader
     from chio.runner import Runner
 
-    reader = PlanReader(plan, state, allow_unconfined=allow_unconfined, runtime_roots=roots)
+    reader = PlanReader(plan, state, allow_unconfined=allow_unconfined, runtime_roots=roots, without=without)
     host = Host(state, allow_volatile=allow_volatile)
     try:
         with _table() as show:
-            runner = Runner(host, reader, show)
+            runner = Runner(host, reader, show, without)
             report = runner.run()
     finally:
         host.close()
@@ -240,9 +266,11 @@ def state(state: Path, name: str, blob: str | None) -> int:
 @click.option("--state", required=True, type=_PATH)
 @click.option("--socket", "socket_path", required=True, type=_PATH, help="Where to listen: a path that does not exist.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
-@_runtime_roots
+@_launching
 @_errors
-def serve(state: Path, socket_path: Path, allow_volatile: bool, roots: tuple[str, ...]) -> int:
+def serve(
+    state: Path, socket_path: Path, allow_volatile: bool, roots: tuple[str, ...], without: tuple[str, ...]
+) -> int:
     """Serve workers that someone else launches, until SIGINT or SIGTERM. Prints one line when they can connect.
 
     Example: chio process serve --state .chio --socket chio.sock
@@ -250,7 +278,7 @@ def serve(state: Path, socket_path: Path, allow_volatile: bool, roots: tuple[str
     from chio.serve import serve as run_server
 
     with _host(state, allow_volatile) as host:
-        run_server(host, socket_path.absolute(), roots, _print_line)
+        run_server(host, socket_path.absolute(), roots, without, _print_line)
     return 0
 
 

@@ -34,11 +34,16 @@ class ChioError(Exception):
     def __str__(self) -> str:
         where = ", ".join(part for part in (self.file, self.field, self.why) if part)
         inside = "; ".join(part for part in (where, self.fix) if part)
-        return f"{self.what} ({inside})" if inside else self.what
+        return _one_line(f"{self.what} ({inside})" if inside else self.what)
 
     def as_wire(self) -> dict[str, str | None]:
         """The members, to cross the control socket."""
         return {"what": self.what, "file": self.file, "field": self.field, "why": self.why, "fix": self.fix}
+
+
+def _one_line(text: str) -> str:
+    """Names come from documents that anyone may have written: a terminal must show them, not obey them."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class InputError(ChioError):

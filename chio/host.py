@@ -121,7 +121,12 @@ class Host:
 
 
 def initialize(
-    config: Path, path: Path, *, allow_volatile: bool, runtime_roots: tuple[str, ...] = ()
+    config: Path,
+    path: Path,
+    *,
+    allow_volatile: bool,
+    runtime_roots: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """`chio process init`: read the two documents, let a kernel make the state. Raises `InputError`, `StateError`.
 
@@ -142,7 +147,7 @@ def initialize(
                 from chio.servers import prepare, start_for_init
 
                 fds = started.enter_context(
-                    start_for_init(prepare(parsed, str(config), path, runtime_roots), str(config))
+                    start_for_init(prepare(parsed, str(config), path, runtime_roots, without), str(config))
                 )
             answer = kernel.call(
                 "init",

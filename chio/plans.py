@@ -19,9 +19,25 @@ import orjson
 from chio import canonical, schema, statedir
 from chio.errors import InputError
 from chio.host import read_document
-from confine import ConfineError, Limits, MountPlan, Profile, check_limits, load_profile, plan_mounts, plan_unconfined
+from confine import (
+    ConfineError,
+    Limits,
+    MountPlan,
+    Profile,
+    check_limits,
+    load_profile,
+    plan_mounts,
+    plan_unconfined,
+    require_cgroups,
+)
 
 UNCONFINED = "none"
+# The field of a worker that an error of confine's is about; any other is about its command.
+_FIELDS = {
+    "LimitRefused": "limits",
+    "ProfileError": "confinement.profile",
+    "LayerMissing": "confinement.profile",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +79,16 @@ class Prepared:
 class PlanReader:
     """Reads and prepares one plan for one state."""
 
-    def __init__(self, file: Path, state: Path, *, allow_unconfined: bool, runtime_roots: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        file: Path,
+        state: Path,
+        *,
+        allow_unconfined: bool,
+        runtime_roots: tuple[str, ...],
+        without: tuple[str, ...] = (),
+    ) -> None:
+        """`without`: the layers of confinement that the operator gave up by name."""
         self.file = file
         self.text = read_document(file, schema.MAX_PLAN_BYTES + 1)
         self.plan = schema.run_plan(self.text, str(file))
@@ -71,6 +96,7 @@ class PlanReader:
         self._state = Path(os.path.realpath(state))
         self._allow_unconfined = allow_unconfined
         self.runtime_roots = runtime_roots
+        self._without = without
 
     def require_processes(self, known: list[str]) -> None:
         for position, worker in enumerate(self.plan.workers):
@@ -141,6 +167,7 @@ class PlanReader:
         try:
             profile = load_profile(self._profile_name(confinement.profile) if confined else "worker")
             limits = check_limits(worker.limits, profile.limits)
+            require_cgroups(profile.cgroup if confined else "best-effort", worker.limits, self._without)
             looked_up = os.path.dirname(before["executable"]) if before else None
             if confined:
                 mounts = plan_mounts(
@@ -155,9 +182,7 @@ class PlanReader:
             else:
                 mounts = plan_unconfined(argv=worker.command, cwd=cwd, path_env=looked_up)
         except ConfineError as error:
-            field = {"LimitRefused": "limits", "ProfileError": "confinement.profile"}.get(
-                type(error).__name__, "command"
-            )
+            field = _FIELDS.get(type(error).__name__, "command")
             raise self._refused(position, field, error.what, error.path, error.fix) from error
         return Prepared(worker, profile, confined, limits, mounts, exports)
 

@@ -14,14 +14,14 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
 import orjson
 
-from chio import schema, statedir
+from chio import schema
 from chio.errors import HostFault, StateError
 from chio.host import Host
 from chio.plans import ExportTarget, PlanReader, Prepared, reserved_match
@@ -66,14 +66,11 @@ class Attempt:
     connection: dict[str, Any]
     socket: socket.socket
     identity: Identity | None
-    folders: list[int]
     launch_id: str | None = None
     pid_namespace: tuple[int, int] = (0, 0)
 
     def release(self) -> None:
         self.socket.close()
-        for folder in self.folders:
-            os.close(folder)
         if self.identity is not None:
             self.identity.close()
 
@@ -128,10 +125,14 @@ class Work:
 class Runner:
     """One run of one plan on one opened host."""
 
-    def __init__(self, host: Host, reader: PlanReader, progress: Callable[[list[Work]], None]) -> None:
+    def __init__(
+        self, host: Host, reader: PlanReader, progress: Callable[[list[Work]], None], without: Sequence[str] = ()
+    ) -> None:
+        """`without`: the layers of confinement that the operator gave up by name."""
         self._host = host
         self._kernel = host.kernel
         self._progress = progress
+        self._without = tuple(without)
         self._stopping = False
         self.refusal: StateError | HostFault | ConfineError | None = None
         self._max_parallel = reader.plan.max_parallel
@@ -150,6 +151,7 @@ class Runner:
             host.config_path,
             host.path,
             reader.runtime_roots,
+            self._without,
         )
         self._servers: ToolServers
         self._launcher: Launcher
@@ -280,13 +282,11 @@ class Runner:
 
     def _start(self, work: Work) -> None:
         prepared = work.prepared
-        identity = claim_identity() if prepared.confined else None
-        # Folders that the worker will see with their owner's rights: no state may come to lie in one meanwhile.
-        folders = [statedir.hold_folder(bind.path) for bind in prepared.mounts.binds if bind.owner is not None]
+        identity = claim_identity(self._without) if prepared.confined else None
         reserved = self._kernel.call("reserve", process=work.name, confined=prepared.confined)
         number, connection = reserved["number"], reserved["connection"]
         listening, path = self._sockets.bind(f"{work.name}-{number}")
-        work.attempt = Attempt(number, connection, listening, identity, folders)
+        work.attempt = Attempt(number, connection, listening, identity)
         connection["socket_path"] = SOCKET_PATH if prepared.confined else path
         bootstrap = {
             "schema": "chio.process.worker-bootstrap.v1",
@@ -299,7 +299,8 @@ class Runner:
         except ConfineError as error:
             self._ended(work, "launch_failed", None, _message(f"chio: {error}\n"), None)
             return
-        spec = launch_spec(mounts, prepared.profile, prepared.limits, prepared.worker.timeout_seconds * 1000, identity)
+        timeout_ms = prepared.worker.timeout_seconds * 1000
+        spec = launch_spec(mounts, prepared.profile, prepared.limits, timeout_ms, identity, self._without)
         with _sealed(orjson.dumps(bootstrap)) as stdin:
             self._launcher.launch(work.name, spec, stdin, (identity.fd,) if identity else ())
 
@@ -332,6 +333,7 @@ class Runner:
                 "profile_sha256": prepared.profile.digest if prepared.confined else None,
                 "timeout_seconds": prepared.worker.timeout_seconds,
                 "limits": prepared.worker.limits,
+                "without": list(self._without),
             },
         }
         attempt.launch_id = self._kernel.call("launched", process=work.name, number=attempt.number, record=record)[
@@ -391,14 +393,9 @@ class Runner:
             "observer": "host",
             "outcome": outcome,
             "status": {"exit": event.exit_code} if event.exit_code is not None else {"signal": event.signal},
-            "usage": {
-                "peak_resident_bytes": event.usage.peak_resident_bytes,
-                "peak_resident_source": event.usage.peak_resident_source,
-                "cpu_ms": event.usage.cpu_ms,
-                "wall_ms": event.usage.wall_ms,
-            },
+            "usage": asdict(event.usage),
             "output": {"stdout_bytes": event.stdout_bytes, "stderr_bytes": event.stderr_bytes},
-            "limits_hit": [],
+            "limits_hit": list(event.limits_hit),
             "exports": published,
         }
         self._ended(work, outcome, record, logs, staged)

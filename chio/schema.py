@@ -382,7 +382,7 @@ def _yaml(text: bytes, file: str) -> Any:
     import yaml
 
     class Strict(yaml.SafeLoader):
-        """Duplicate keys and aliases are refused: each says one thing in one place."""
+        """Duplicate keys and aliases are refused: each says one thing in one place. A key is a text."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.events.AliasEvent):
@@ -394,6 +394,8 @@ def _yaml(text: bytes, file: str) -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(problem="a key that is no text", problem_mark=key.start_mark)
                 if key.value in seen or key.tag == "tag:yaml.org,2002:merge":
                     raise yaml.MarkedYAMLError(
                         problem=f"duplicate or merge key `{key.value}`", problem_mark=key.start_mark

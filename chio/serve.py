@@ -30,14 +30,20 @@ _BACKLOG = 128
 _MAX_PATH_BYTES = 107  # sun_path without its NUL (unix(7))
 
 
-def serve(host: Host, path: Path, roots: tuple[str, ...], ready: Callable[[dict[str, Any]], None]) -> None:
+def serve(
+    host: Host,
+    path: Path,
+    roots: tuple[str, ...],
+    without: tuple[str, ...],
+    ready: Callable[[dict[str, Any]], None],
+) -> None:
     """Serve until SIGINT or SIGTERM; `ready` is called once, when workers can connect. Raises `ChioError`."""
     with contextlib.ExitStack() as held:
         wakeup = held.enter_context(stop_signals())
         selector = held.enter_context(selectors.DefaultSelector())
         stopping: list[bool] = []
         selector.register(wakeup, selectors.EVENT_READ, lambda: stopping.append(bool(wakeup.recv(64))))
-        servers = _start_servers(host, roots, selector, held)
+        servers = _start_servers(host, roots, without, selector, held)
         selector.register(host.kernel, selectors.EVENT_READ, lambda: _kernel_said(host, servers))
         while servers is not None and not servers.ready and not stopping:
             _turn(selector)
@@ -60,7 +66,11 @@ def serve(host: Host, path: Path, roots: tuple[str, ...], ready: Callable[[dict[
 
 
 def _start_servers(
-    host: Host, roots: tuple[str, ...], selector: selectors.BaseSelector, held: contextlib.ExitStack
+    host: Host,
+    roots: tuple[str, ...],
+    without: tuple[str, ...],
+    selector: selectors.BaseSelector,
+    held: contextlib.ExitStack,
 ) -> ToolServers | None:
     """The host's tool servers, started; None when it has none (then no launcher either)."""
     config = schema.host_config(host.config_text.encode(), host.config_path)
@@ -70,7 +80,7 @@ def _start_servers(
     from confine import Launcher
 
     launcher = held.enter_context(Launcher.start((host.lock,)))
-    servers = ToolServers(prepare(config, host.config_path, host.path, roots), launcher, host.kernel)
+    servers = ToolServers(prepare(config, host.config_path, host.path, roots, without), launcher, host.kernel)
 
     def said() -> None:
         for event in launcher.receive():

@@ -36,6 +36,7 @@ from confine import (
     launch_spec,
     load_profile,
     plan_mounts,
+    require_cgroups,
 )
 
 NAME_PREFIX = "server:"
@@ -51,10 +52,16 @@ class Prepared:
     profile: Profile
     limits: Limits
     mounts: MountPlan
+    without: tuple[str, ...]
 
 
-def prepare(config: schema.HostConfig, file: str, state: Path, roots: tuple[str, ...] = ()) -> list[Prepared]:
-    """Every server of a host config. Paths are relative to the config's folder. Raises `InputError`."""
+def prepare(
+    config: schema.HostConfig, file: str, state: Path, roots: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> list[Prepared]:
+    """Every server of a host config. Paths are relative to the config's folder. Raises `InputError`.
+
+    `without`: the layers of confinement that the operator gave up by name.
+    """
     folder = str(Path(os.path.realpath(file)).parent)
     found = []
     for position, server in enumerate(config.servers):
@@ -68,7 +75,8 @@ def prepare(config: schema.HostConfig, file: str, state: Path, roots: tuple[str,
                 write=server.confinement.write,
                 runtime_roots=roots,
             )
-            found.append(Prepared(server, profile, check_limits({}, profile.limits), mounts))
+            require_cgroups(profile.cgroup, {}, without)
+            found.append(Prepared(server, profile, check_limits({}, profile.limits), mounts, without))
         except ConfineError as error:
             raise InputError(
                 error.what, file=file, field=f"servers[{position}]", why=error.path, fix=error.fix
@@ -86,14 +94,16 @@ def start_for_init(prepared: list[Prepared], file: str) -> Iterator[tuple[int, .
         positions = {entry.server.id: position for position, entry in enumerate(prepared)}
         fds: list[int] = []
         for entry in prepared:
-            identity = claim_identity()
+            identity = claim_identity(entry.without)
             held.callback(identity.close)
             stdin, to_server = os.pipe2(os.O_CLOEXEC)
             from_server, stdout = os.pipe2(os.O_CLOEXEC)
             for fd in (to_server, from_server):
                 held.callback(os.close, fd)
             fds += [to_server, from_server]
-            spec = launch_spec(for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity)
+            spec = launch_spec(
+                for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity, entry.without
+            )
             launcher.launch(entry.server.id, spec, stdin, (identity.fd,), stdout_fd=stdout)
             os.close(stdin)
             os.close(stdout)
@@ -168,10 +178,12 @@ class ToolServers:
         entry = self._prepared[name]
         stdin, to_server = os.pipe2(os.O_CLOEXEC)
         from_server, stdout = os.pipe2(os.O_CLOEXEC)
-        identity = claim_identity()
+        identity = claim_identity(entry.without)
         self._running[name] = _Running(identity, (to_server, from_server))
         try:
-            spec = launch_spec(for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity)
+            spec = launch_spec(
+                for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity, entry.without
+            )
             self._launcher.launch(NAME_PREFIX + name, spec, stdin, (identity.fd,), stdout_fd=stdout)
         except ConfineError as error:
             self._down(name, str(error))

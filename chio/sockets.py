@@ -12,29 +12,23 @@ import socket
 import stat
 from types import TracebackType
 
-from chio.errors import InputError, StateError
+from chio.errors import StateError
+from confine import runtime_directory
 
 _BACKLOG = 64
 
 
 class SocketDirectory:
-    """`/run/chio/<id>` for root, below XDG_RUNTIME_DIR otherwise. `abandoned` counts what a dead host left in it."""
+    """`/run/chio/<id>` for root; see confine.runtime_directory. `abandoned` counts what a dead host left in it.
+
+    ConfineError when this user has no private place for it.
+    """
 
     def __init__(self, runtime_id: str) -> None:
-        base = "/run/chio" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR")
-        if not base:
-            raise InputError(
-                "there is no private place for sockets",
-                field="XDG_RUNTIME_DIR",
-                why="it is not set",
-                fix="log in with a session that sets it, or run as root",
-            )
-        self.path = os.path.join(base, runtime_id.replace("-", "")[:16])
+        self.path = os.path.join(runtime_directory(), runtime_id.replace("-", "")[:16])
         self.abandoned = 0
 
     def __enter__(self) -> SocketDirectory:
-        if os.geteuid() == 0:
-            os.makedirs("/run/chio", mode=0o755, exist_ok=True)
         if os.path.lexists(self.path):
             # The state's lock is ours, so whoever made these is dead.
             self.abandoned = len(os.listdir(self.path))

@@ -123,7 +123,7 @@ def _is_file(directory: int, name: str) -> bool:
 def lock(directory: int, path: Path) -> int:
     """Take the state for one host: a descriptor that every process of the host keeps until it is dead."""
     held = _lock_file(directory, path)
-    if not _flock(held, fcntl.LOCK_EX):
+    if not _flock(held):
         os.close(held)
         raise StateError(
             "the state is locked", file=str(path), why="a host is running on it", fix="stop that host first"
@@ -131,55 +131,12 @@ def lock(directory: int, path: Path) -> int:
     return held
 
 
-def hold_folder(path: str) -> int:
-    """While an attempt runs: a shared lock on a folder that it sees with its owner's rights (an ID-mapped mount).
-
-    A state made in there later would lie open to it, so `init` refuses the place as long as anyone holds it.
-    """
-    folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    if not _flock(folder, fcntl.LOCK_SH):
-        os.close(folder)
-        raise StateError(
-            "a state is being made in a folder that a worker is to see", file=path, fix="run the command again"
-        )
-    return folder
-
-
-def claim_place(path: Path) -> list[int]:
-    """Before a state is made at `path`: locks on every private folder above it, against `hold_folder`.
-
-    Only folders that others cannot read are shown to a worker as their owner; a lock on any other could be taken by
-    anybody and would only be in the way.
-    """
-    held: list[int] = []
-    place = Path(os.path.realpath(path))
-    for folder in (place, *place.parents):
-        try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            continue  # absent, or closed to this user: then no host of this user's shows it to anyone
-        if os.fstat(fd).st_mode & stat.S_IROTH:
-            os.close(fd)
-            continue
-        held.append(fd)
-        if not _flock(fd, fcntl.LOCK_EX):
-            for taken in held:
-                os.close(taken)
-            raise StateError(
-                "a running worker sees this place",
-                file=str(folder),
-                why="a state made here would lie open to it",
-                fix="wait for its run, or choose another place",
-            )
-    return held
-
-
-def _flock(fd: int, kind: int) -> bool:
-    """Take a lock, waiting a little: those who hold one for long are running."""
+def _flock(fd: int) -> bool:
+    """Take the exclusive lock, waiting a little: who holds it for long is running."""
     deadline = time.monotonic() + _LOCK_WAIT_S
     while True:
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             # A host that was just killed is followed by its children within milliseconds; a reader copies for as long.

@@ -90,7 +90,7 @@ class Channel:
             sent = self._sock.sendmsg([data], ancillary)
             self._sock.sendall(data[sent:])
         except OSError as error:
-            raise HostFault(f"the {self._peer} is gone", why=os.strerror(error.errno or 0)) from error
+            raise self._gone(os.strerror(error.errno or 0)) from error
 
     def receive(self, *, wait: bool) -> tuple[dict[str, Any], list[int]] | None:
         """The next frame and its descriptors; None when nothing whole is there and `wait` is false."""
@@ -103,7 +103,7 @@ class Channel:
             except BlockingIOError:
                 return None
             except OSError as error:
-                raise HostFault(f"the {self._peer} is gone", why=os.strerror(error.errno or 0)) from error
+                raise self._gone(os.strerror(error.errno or 0)) from error
             for level, kind, payload in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds = array.array("i")
@@ -112,7 +112,7 @@ class Channel:
             if flags & socket.MSG_CTRUNC:
                 raise HostFault(f"the {self._peer} passed too many descriptors")
             if not data:
-                raise HostFault(f"the {self._peer} is gone", why="its end of the control socket is closed")
+                raise self._gone("its end of the control socket is closed")
             self._buffer += data
         return frame
 
@@ -132,6 +132,9 @@ class Channel:
         if len(fds) != wanted:
             raise HostFault(f"the {self._peer} announced {wanted} descriptors and passed {len(fds)}")
         return message, fds
+
+    def _gone(self, why: str) -> HostFault:
+        return HostFault(f"the {self._peer} is gone", why=why, fix="run the same command again")
 
     def close(self) -> None:
         self._sock.close()

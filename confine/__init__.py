@@ -8,15 +8,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from confine.errors import CommandRefused, ConfineError, ExportRefused, LauncherLost, LimitRefused, ProfileError
+    from confine.cgroups import require_cgroups
+    from confine.errors import (
+        CommandRefused,
+        ConfineError,
+        ExportRefused,
+        LauncherLost,
+        LayerMissing,
+        LimitRefused,
+        ProfileError,
+    )
     from confine.exports import Collected, collect_exports, discard_staged, publish_staged, stage_exports
-    from confine.identities import Identity, claim_identity
+    from confine.identities import Identity, claim_identity, runtime_directory
     from confine.launch import Launcher, launch_spec
     from confine.limits import check_limits
     from confine.plan import for_attempt, plan_mounts, plan_unconfined, resolve_executable
     from confine.profile import Profile, load_profile
     from confine.spec import (
         CAPTURE_BYTES,
+        LAYERS,
         SOCKET_PATH,
         Bind,
         Event,
@@ -31,15 +41,19 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "errors": ("CommandRefused", "ConfineError", "ExportRefused", "LauncherLost", "LimitRefused", "ProfileError"),
+    "cgroups": ("require_cgroups",),
+    "errors": (
+        *("CommandRefused", "ConfineError", "ExportRefused", "LauncherLost", "LayerMissing", "LimitRefused"),
+        "ProfileError",
+    ),
     "exports": ("Collected", "collect_exports", "discard_staged", "publish_staged", "stage_exports"),
-    "identities": ("Identity", "claim_identity"),
+    "identities": ("Identity", "claim_identity", "runtime_directory"),
     "launch": ("Launcher", "launch_spec"),
     "limits": ("check_limits",),
     "plan": ("for_attempt", "plan_mounts", "plan_unconfined", "resolve_executable"),
     "profile": ("Profile", "load_profile"),
     "spec": (
-        *("CAPTURE_BYTES", "SOCKET_PATH", "Bind", "Event", "Exited", "Field", "LaunchFailed", "LaunchSpec"),
+        *("CAPTURE_BYTES", "LAYERS", "SOCKET_PATH", "Bind", "Event", "Exited", "Field", "LaunchFailed", "LaunchSpec"),
         *("Limits", "MountPlan", "Observed", "Usage"),
     ),
 }
@@ -54,6 +68,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "CAPTURE_BYTES",
+    "LAYERS",
     "SOCKET_PATH",
     "Bind",
     "Collected",
@@ -68,6 +83,7 @@ __all__ = [
     "LaunchSpec",
     "Launcher",
     "LauncherLost",
+    "LayerMissing",
     "LimitRefused",
     "Limits",
     "MountPlan",
@@ -85,6 +101,8 @@ __all__ = [
     "plan_mounts",
     "plan_unconfined",
     "publish_staged",
+    "require_cgroups",
     "resolve_executable",
+    "runtime_directory",
     "stage_exports",
 ]

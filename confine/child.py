@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import prctl
 
-from confine import mounts, namespaces, syscalls
+from confine import landlock, mounts, namespaces, syscalls
 from confine.errors import StepFailed
 from confine.spec import LaunchSpec
 
@@ -34,7 +34,8 @@ class Child:
     """Everything the two processes need, made by the launcher before the clone.
 
     control is init's socket to the launcher (liveness, reports), sync the worker's up to its exec. held are
-    descriptors that only have to stay open as long as init lives: the state's lock, the identity's.
+    descriptors that only have to stay open as long as init lives: the state's lock, the identity's. cgroup_tasks are
+    the files that the worker joins its v1 cgroups with.
     """
 
     spec: LaunchSpec
@@ -46,15 +47,18 @@ class Child:
     stderr: int
     null: int
     held: tuple[int, ...]
+    cgroup_tasks: tuple[int, ...] = ()
     root: int = field(default=-1)
+    ruleset: int = field(default=-1)
 
 
 def run_init(child: Child) -> NoReturn:
     """Never returns and never raises: a process that fell through would be a second launcher."""
     gc.disable()
     try:
-        steps = CONFINED_INIT if child.spec.confined else UNCONFINED_INIT
-        _run(steps, child, child.control)
+        if child.spec.rootless:
+            _run(ROOTLESS_INIT, child, child.control)
+        _run(CONFINED_INIT if child.spec.confined else UNCONFINED_INIT, child, child.control)
         worker = os.fork()
         if worker == 0:
             _run_worker(child)
@@ -79,6 +83,12 @@ def _run(steps: tuple[tuple[str, Callable[[Child], None]], ...], child: Child, r
             step(child)
         except OSError as error:
             _report(report_to, name, error)
+            os._exit(1)
+        except StepFailed as failed:
+            _send_failure(
+                report_to,
+                {"step": failed.step, "errno": failed.number, "path": failed.path, "hint": failed.hint},
+            )
             os._exit(1)
 
 
@@ -106,12 +116,19 @@ def _report_fault(to: socket.socket) -> None:
 # --- init -----------------------------------------------------------------------------------------------------------
 
 
+def _wait_for_maps(child: Child) -> None:
+    """In a new user namespace nobody has a uid, or a file, until the launcher has written the maps."""
+    if child.control.recv(16) != b"go":
+        os._exit(1)
+
+
 def _descriptors_of_init(child: Child) -> None:
     for standard in (0, 1, 2):
         os.dup2(child.null, standard, inheritable=False)
     sources = child.sources
     keep = [0, 1, 2, child.control.fileno(), child.sync.fileno(), child.stdin, child.stdout, child.stderr]
-    keep += [*child.held, *sources.binds] + ([sources.socket] if sources.socket is not None else [])
+    keep += [*child.held, *child.cgroup_tasks, *sources.binds]
+    keep += [sources.socket] if sources.socket is not None else []
     syscalls.close_all_except(keep)
 
 
@@ -120,8 +137,17 @@ def _session(_: Child) -> None:
     os.umask(0)
 
 
+def _loopback(child: Child) -> None:
+    if child.spec.network == "loopback":
+        from confine import loopback  # imported by the launcher before the clone
+
+        loopback.bring_up()
+
+
 def _build_root(child: Child) -> None:
-    child.root = mounts.build_root(child.spec, child.sources)
+    """An ordinary user can clone no mount of the machine's, only of the copies in init's own mount namespace."""
+    sources = mounts.open_sources(child.spec, None) if child.spec.rootless else child.sources
+    child.root = mounts.build_root(child.spec, sources)
 
 
 def _pivot_root(child: Child) -> None:
@@ -143,6 +169,12 @@ def _hand_scratch_over(child: Child) -> None:
     os.close(fd)
 
 
+def _landlock_rules(child: Child) -> None:
+    """While every folder can still be opened: the worker that puts them on may find one on the way closed to it."""
+    if child.spec.landlock is not None:
+        child.ruleset = landlock.prepare(child.spec)
+
+
 def _rlimits(child: Child) -> None:
     limits = child.spec.limits
     for which, value in (
@@ -156,8 +188,16 @@ def _rlimits(child: Child) -> None:
         resource.setrlimit(which, (value, value))
 
 
-def _groups(_: Child) -> None:
-    os.setgroups([])
+def _pipes(child: Child) -> None:
+    """The worker opens its own /dev/stdout anew, as a file of the pipe's owner."""
+    for pipe in (child.stdout, child.stderr):
+        os.fchown(pipe, child.spec.uid, child.spec.gid)
+
+
+def _groups(child: Child) -> None:
+    """An ordinary user who mapped no more than an own gid may not drop the others (user_namespaces(7), setgroups)."""
+    if not child.spec.keeps_groups:
+        os.setgroups([])
 
 
 def _gid(child: Child) -> None:
@@ -199,8 +239,9 @@ def _no_new_privileges(_: Child) -> None:
 def _guard(child: Child, worker: int) -> NoReturn:
     """Reaps whatever is orphaned, reports the worker's end, and ends when the launcher says so or is gone."""
     child.sync.close()
-    for fd in (child.stdin, child.stdout, child.stderr):
-        os.close(fd)
+    for fd in (child.stdin, child.stdout, child.stderr, child.ruleset, *child.cgroup_tasks):
+        if fd >= 0:
+            os.close(fd)
     signals = syscalls.child_signals_fd()
     poll = select.poll()
     poll.register(signals, select.POLLIN)
@@ -247,17 +288,30 @@ def _end_descendants() -> None:
 
 def _wait_for_tracer(child: Child) -> None:
     """Says who we are (the launcher reads our pid from the message's credentials) and waits to be seized."""
+    # An ordinary user's launcher may seize, and then look at, only what is dumpable (ptrace(2)).
+    prctl.set_dumpable(1)
     child.sync.send(b'{"hello": true}')
     if child.sync.recv(16) != b"go":
         os._exit(127)
 
 
+def _cgroups(child: Child) -> None:
+    """Before anything that could be charged to it. See confine.cgroups for why it is the worker that writes this."""
+    for fd in child.cgroup_tasks:
+        os.write(fd, b"0")
+        os.close(fd)
+
+
+def _cgroup_namespace(_: Child) -> None:
+    """Once more, now that it is in its cgroups: those are then the root of all that it can see."""
+    syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+
+
 def _user_namespace(child: Child) -> None:
     """Rebinds nothing outside: it gives the worker an own, empty set of capabilities and an own name for its uid.
 
-    The maps are files of the process, root's while it is not dumpable (proc(5)); exec makes it dumpable anyway.
+    The maps are files of the process, root's if it were not dumpable any more (proc(5)); exec makes it so anyway.
     """
-    prctl.set_dumpable(1)
     syscalls.unshare(syscalls.CLONE_NEWUSER)
     namespaces.map_own_user(child.spec.uid, child.spec.gid)
 
@@ -301,7 +355,18 @@ def _signals(_: Child) -> None:
     os.umask(0o022)
     for ignored in (*_PYTHON_IGNORES, *_LAUNCHER_IGNORES):
         signal.signal(ignored, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+    syscalls.unblock_every_signal()
+
+
+def _landlock(child: Child) -> None:
+    if child.ruleset >= 0:
+        syscalls.landlock_restrict_self(child.ruleset)
+
+
+def _seccomp(child: Child) -> None:
+    """The last step, so that the list needs to allow exec and nothing that a launch does before."""
+    if child.spec.seccomp is not None:
+        syscalls.install_filter(bytes.fromhex(child.spec.seccomp.program))
 
 
 def _exec(child: Child) -> None:
@@ -312,25 +377,32 @@ def _exec(child: Child) -> None:
         raise OSError(error.errno, error.strerror, plan.executable) from None
 
 
+ROOTLESS_INIT: tuple[tuple[str, Callable[[Child], None]], ...] = (("identity maps", _wait_for_maps),)  # then
 CONFINED_INIT: tuple[tuple[str, Callable[[Child], None]], ...] = (
     ("descriptors", _descriptors_of_init),
     ("session", _session),
+    ("loopback", _loopback),
     ("mounts", _build_root),
     ("pivot_root", _pivot_root),
     ("hostname", _hostname),
     ("scratch", _hand_scratch_over),
+    ("landlock rules", _landlock_rules),
     ("rlimits", _rlimits),
+    ("pipes", _pipes),
     ("groups", _groups),
     ("gid", _gid),
     ("uid", _uid),
     ("hide init", _hide_init),
     ("die with launcher", _die_with_launcher),
     ("no_new_privs", _no_new_privileges),
+    ("capabilities", _capabilities),
 )  # then the fork
 CONFINED_WORKER: tuple[tuple[str, Callable[[Child], None]], ...] = (
     ("seize", _wait_for_tracer),
     ("session", _session),
+    ("cgroups", _cgroups),
     ("user namespace", _user_namespace),
+    ("cgroup namespace", _cgroup_namespace),
     ("keyring", _keyring),
     ("bounding set", _bounding_set),
     ("securebits", _securebits),
@@ -338,10 +410,10 @@ CONFINED_WORKER: tuple[tuple[str, Callable[[Child], None]], ...] = (
     ("die with init", _die_with_init),
     ("no_new_privs", _no_new_privileges),
     ("cwd", _working_directory),
-    # Landlock: here, after no_new_privs and before the last descriptors are pinned.
+    ("landlock", _landlock),
     ("descriptors", _descriptors_of_worker),
     ("signals", _signals),
-    # seccomp: here, the last thing before exec.
+    ("seccomp", _seccomp),
     ("exec", _exec),
 )
 UNCONFINED_INIT: tuple[tuple[str, Callable[[Child], None]], ...] = (
@@ -353,22 +425,26 @@ UNCONFINED_INIT: tuple[tuple[str, Callable[[Child], None]], ...] = (
 UNCONFINED_WORKER: tuple[tuple[str, Callable[[Child], None]], ...] = (
     ("seize", _wait_for_tracer),
     ("session", _session),
+    ("cgroups", _cgroups),
     ("cwd", _working_directory),
     ("descriptors", _descriptors_of_worker),
     ("signals", _signals),
     ("exec", _exec),
 )
 
-_HINTS = {
-    ("user namespace", errno.ENOSPC): "user namespaces are used up: raise user.max_user_namespaces",
-    ("user namespace", errno.EPERM): "user namespaces are refused here: see kernel.unprivileged_userns_clone and "
-    "kernel.apparmor_restrict_unprivileged_userns",
-    ("cwd", errno.EACCES): "the folder is closed to the attempt's uid and its file system has no ID-mapped mounts: "
-    "chmod o+rx it",
-    ("exec", errno.EACCES): "it is not executable by everyone, or a folder on the way is closed",
+USER_NAMESPACE_HINTS = {
+    errno.ENOSPC: "user namespaces are used up, or are off: raise user.max_user_namespaces",
+    errno.EPERM: "user namespaces are refused here: see kernel.unprivileged_userns_clone and "
+    "kernel.apparmor_restrict_unprivileged_userns, or run it as root",
+}
+_HINTS = {("user namespace", number): hint for number, hint in USER_NAMESPACE_HINTS.items()} | {
+    ("cwd", errno.EACCES): "a folder on the way, below a visible one, is closed to the attempt's uid: chmod o+x it",
+    ("exec", errno.EACCES): "it, or a folder on the way below the cwd or a read path, is closed to the attempt's uid: "
+    "chmod -R go+rX that folder",
     ("exec", errno.ENOENT): "it, or the interpreter it names, is not visible inside: give its folder as a runtime root",
     ("exec", errno.ENOEXEC): "it has no format this machine runs: a script needs a #! line",
     ("mounts", errno.ENOENT): "a mount point below a read-only folder must exist on the machine",
+    ("mounts", errno.EPERM): "the machine's /proc is covered in part, as in a container: a fresh one is refused then",
     ("mounts", errno.EROFS): "a mount point below a read-only folder must exist on the machine: make it first",
 }
 

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from confine import (
+    LAYERS,
     CommandRefused,
     ConfineError,
     Event,
@@ -20,12 +21,15 @@ from confine import (
     LaunchFailed,
     LaunchSpec,
     Observed,
+    Profile,
     check_limits,
     claim_identity,
     launch_spec,
     load_profile,
     plan_mounts,
+    require_cgroups,
 )
+from confine.spec import Filter
 
 DEADLINE, REFUSED, NOT_EXECUTABLE, NOT_FOUND = 124, 125, 126, 127
 
@@ -41,6 +45,13 @@ def main() -> None:
 @click.option("--runtime-root", multiple=True, metavar="DIR", help="A folder where interpreters may be looked for.")
 @click.option("--limit", multiple=True, metavar="NAME=VALUE", help="A limit in place of the profile's.")
 @click.option("--timeout", type=click.IntRange(1, 86_400), default=3_600, show_default=True, metavar="SECONDS")
+@click.option(
+    "--without",
+    multiple=True,
+    type=click.Choice(LAYERS),
+    metavar="LAYER",
+    help=f"Do without a layer that is not to be had here ({', '.join(LAYERS)}); the record says so.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     profile: str,
@@ -48,6 +59,7 @@ def run(
     runtime_root: tuple[str, ...],
     limit: tuple[str, ...],
     timeout: int,
+    without: tuple[str, ...],
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND confined, in this folder, which it sees read-only.
@@ -57,17 +69,80 @@ def run(
     """
     try:
         chosen = load_profile(profile)
-        limits = check_limits(dict(map(_parse_limit, limit)), chosen.limits)
+        asked = dict(map(_parse_limit, limit))
+        limits = check_limits(asked, chosen.limits)
+        require_cgroups(chosen.cgroup, asked, without)
         plan = plan_mounts(argv=command, cwd=os.getcwd(), state_dir=None, read=read, runtime_roots=runtime_root)
         with Launcher.start() as launcher:
-            identity = claim_identity()
-            spec = launch_spec(plan, chosen, limits, timeout * 1000, identity)
+            identity = claim_identity(without)
+            spec = launch_spec(plan, chosen, limits, timeout * 1000, identity, without)
             status = _run(launcher, spec, identity.fd)
     except CommandRefused as error:
         _refuse(str(error), error.status)
     except ConfineError as error:
         _refuse(str(error), REFUSED)
     sys.exit(status)
+
+
+@main.command()
+@click.option("--profile", default="worker", show_default=True, metavar="P", help="A profile's name, or a path.")
+@click.option("--only", multiple=True, metavar="NAME", help="One probe; may be given more than once.")
+@click.option("--without", multiple=True, type=click.Choice(LAYERS), metavar="LAYER", help="As in run.")
+@click.option("--json", "as_json", is_flag=True, help="JSON also on a terminal.")
+def probe(profile: str, only: tuple[str, ...], without: tuple[str, ...], as_json: bool) -> None:
+    """Attack this machine's confinement from inside, and say what came of it. Exits with 1 if anything ESCAPED.
+
+    Each probe is a hostile program in an attempt of its own. None of them runs unless it can prove that it is confined.
+    """
+    from confine.probe import Outcome, run_probes
+
+    text = sys.stdout.isatty() and not as_json
+
+    def show(outcome: Outcome) -> None:
+        if text:
+            reason = f"{outcome.detail} [{outcome.cve}]" if outcome.cve else outcome.detail
+            click.echo(f"{outcome.result:10}{outcome.group:11}{outcome.name:48}{_printable(reason)}")
+
+    try:
+        report = run_probes(profile, only=only, without=without, show=show)
+    except ConfineError as error:
+        _refuse(str(error), 1)
+    counts = report.summary
+    if text:
+        click.echo("  ".join(f"{name} {count}" for name, count in counts.items()))
+    else:
+        click.echo(json.dumps(asdict(report)))
+    sys.exit(1 if counts["escaped"] else 0)
+
+
+@main.command()
+@click.option("--profile", default="worker", show_default=True, metavar="P", help="A profile's name, or a path.")
+@click.option("--without", multiple=True, type=click.Choice(LAYERS), metavar="LAYER", help="As in run.")
+@click.option("--json", "as_json", is_flag=True, help="JSON also on a terminal.")
+def doctor(profile: str, without: tuple[str, ...], as_json: bool) -> None:
+    """Say what this machine and user can do, what is missing, and the command that fixes it.
+
+    Exits with 1 if nothing can be launched under the profile.
+    """
+    from confine.doctor import examine
+
+    try:
+        report = examine(profile, without)
+    except ConfineError as error:
+        _refuse(str(error), 1)
+    if sys.stdout.isatty() and not as_json:
+        for finding in report.findings:
+            click.echo(f"{finding.state:9}{finding.layer:20}{_printable(finding.detail)}")
+            if finding.fix is not None:
+                click.echo(f"{'':29}fix: {finding.fix}")
+    else:
+        click.echo(json.dumps(asdict(report)))
+    sys.exit(0 if report.ready else 1)
+
+
+def _printable(text: str) -> str:
+    """A worker's words on a terminal: without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @main.group()
@@ -78,15 +153,16 @@ def profile() -> None:
 @profile.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """Print what holds under a profile, after `extends`, as JSON."""
-    try:
-        loaded = load_profile(name)
-    except ConfineError as error:
-        _refuse(str(error), 1)
+    """Print what holds under a profile, after `extends`, as JSON: values, and the digests of its texts."""
+    loaded, compiled = _profile(name)
     values = {
         "name": loaded.name,
         "digest": loaded.digest,
         "hostname": loaded.hostname,
+        "network": loaded.network,
+        "seccomp": {"list": compiled.name, "sha256": compiled.sha256},
+        "landlock": loaded.landlock,
+        "cgroup": loaded.cgroup,
         "environment": dict(loaded.environment),
         "tmpfs": {"tmp_bytes": loaded.tmp_bytes, "shm_bytes": loaded.shm_bytes, "inodes": loaded.inodes},
         "limits": asdict(loaded.limits),
@@ -97,12 +173,19 @@ def show(name: str) -> None:
 @profile.command()
 @click.argument("name")
 def check(name: str) -> None:
-    """Say whether a profile can be read, and exit 1 if not."""
+    """Say whether a profile and its system call list can be read, and exit 1 if not."""
+    loaded, _ = _profile(name)
+    click.echo(f"{loaded.name}: {loaded.digest}")
+
+
+def _profile(name: str) -> tuple[Profile, Filter]:
+    from confine.seccomp import load_filter
+
     try:
         loaded = load_profile(name)
+        return loaded, load_filter(loaded.seccomp)
     except ConfineError as error:
         _refuse(str(error), 1)
-    click.echo(f"{loaded.name}: {loaded.digest}")
 
 
 def _parse_limit(text: str) -> tuple[str, object]:

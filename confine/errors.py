@@ -2,7 +2,8 @@
 
 ConfineError                 what was asked cannot be done; carries the path and the fix
 ├── ProfileError             a profile document that is wrong
-├── LimitRefused             a limit that is nonsense, or whose layer this version does not have
+├── LayerMissing             this machine, or this user here, cannot have a layer
+├── LimitRefused             a limit that is nonsense, does not fit, or whose layer is missing
 └── ExportRefused            a declared export that may not be published (name, why)
 LauncherLost                 the launcher process ended under us; everything it started is dead
 StepFailed                   inside a launch: the step, errno, path and hint that cross back to the parent
@@ -32,6 +33,14 @@ class CommandRefused(ConfineError):
     def __init__(self, what: str, status: int, *, path: str | None = None, fix: str | None = None) -> None:
         self.status = status
         super().__init__(what, path=path, fix=fix)
+
+
+class LayerMissing(ConfineError):
+    """One layer, by the name that --without takes."""
+
+    def __init__(self, layer: str, why: str, path: str, fix: str) -> None:
+        self.layer = layer
+        super().__init__(f"layer {layer}: {why}", path=path, fix=fix)
 
 
 class LimitRefused(ConfineError):

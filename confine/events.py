@@ -14,9 +14,8 @@ def event_to_wire(event: Event) -> tuple[dict[str, Any], list[int]]:
         return {"event": "observed"} | _plain(event) | {"fields": fields}, []
     if isinstance(event, LaunchFailed):
         return {"event": "launch_failed"} | _plain(event), []
-    usage = event.usage
     wire = {"event": "exited"} | _plain(event)
-    wire |= {"usage": [usage.peak_resident_bytes, usage.peak_resident_source, usage.cpu_ms, usage.wall_ms]}
+    wire["usage"] = {name: getattr(event.usage, name) for name in Usage.__slots__}
     fds = [memory_file(event.stdout), memory_file(event.stderr)]
     for name in ("stdout", "stderr", "exports_fd"):
         del wire[name]
@@ -34,9 +33,8 @@ def event_from_wire(wire: dict[str, Any], fds: list[int]) -> Event:
     for fd in fds[:2]:
         os.close(fd)
     exports_fd = fds[2] if len(fds) > 2 else None
-    return Exited(
-        **wire | {"usage": Usage(*wire["usage"]), "stdout": stdout, "stderr": stderr, "exports_fd": exports_fd}
-    )
+    wire |= {"usage": Usage(**wire["usage"]), "limits_hit": tuple(wire["limits_hit"])}
+    return Exited(**wire | {"stdout": stdout, "stderr": stderr, "exports_fd": exports_fd})
 
 
 def _plain(event: Event) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from confine import frames
+from confine import cgroups, frames, landlock
 from confine.errors import LauncherLost
 from confine.events import event_from_wire
 from confine.identities import Identity
 from confine.profile import Profile
+from confine.seccomp import load_filter
 from confine.spec import Event, LaunchSpec, Limits, MountPlan, spec_to_wire
 
 _CLOSE_SECONDS = 10
@@ -32,7 +33,8 @@ def launch_spec(
     as the operator."""
     if identity is None:
         inherited = tuple((name, os.environ[name]) for name in ("PATH", "HOME") if name in os.environ)
-        return LaunchSpec(False, plan, inherited, os.getuid(), os.getgid(), limits, timeout_ms)
+        cgroup = cgroups.wanted("best-effort", without)
+        return LaunchSpec(False, plan, inherited, os.getuid(), os.getgid(), limits, timeout_ms, cgroup=cgroup)
     return LaunchSpec(
         confined=True,
         plan=plan,
@@ -48,6 +50,10 @@ def launch_spec(
         uid_ranges=identity.uid_ranges,
         gid_ranges=identity.gid_ranges,
         without=tuple(without),
+        network=profile.network,
+        seccomp=None if "seccomp" in without else load_filter(profile.seccomp),
+        landlock=None if "landlock" in without else landlock.rights(profile.network, profile.landlock),
+        cgroup=cgroups.wanted(profile.cgroup, without),
     )
 
 

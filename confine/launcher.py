@@ -13,12 +13,16 @@ import socket
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 
 from confine import frames, syscalls
-from confine.errors import StepFailed
+from confine.cgroups import Group
+from confine.errors import ConfineError, LayerMissing, StepFailed
 from confine.events import event_to_wire
+from confine.hierarchies import LAYER, find_layout
 from confine.namespaces import MountIdMaps
-from confine.spec import Event, spec_from_wire
+from confine.prefixes import Prefix, locks_directory, sweep
+from confine.spec import Event, Limits, spec_from_wire
 from confine.supervise import Attempt, launch_failed
 
 # A terminal's signals go to the whole foreground process group; what to do about them is the host's decision.
@@ -33,6 +37,7 @@ class LauncherProcess:
         self._attempts: dict[str, Attempt] = {}
         self._outgoing: deque[tuple[dict[str, object], list[int]]] = deque()
         self._id_maps = MountIdMaps()
+        self._prefix: Prefix | None = None
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._signals = syscalls.child_signals_fd()
         self._open = True
@@ -54,6 +59,8 @@ class LauncherProcess:
             for attempt in list(self._attempts.values()):
                 if attempt.deadline is not None and attempt.deadline <= now:
                     attempt.on_deadline()
+        if self._prefix is not None:
+            self._prefix.close()
 
     def _timeout(self) -> float | None:
         deadlines = [attempt.deadline for attempt in self._attempts.values() if attempt.deadline is not None]
@@ -89,13 +96,24 @@ class LauncherProcess:
         echo, held = (tuple(fds[:2]), fds[2:]) if echoes else ((), fds)
         attempt = Attempt(name, spec_from_wire(wire), self._selector, self._emit)
         try:
-            attempt.start(self._id_maps, stdin, self._null, (*self._kept, *held), echo, stdout)
+            attempt.start(self._id_maps, self._group, stdin, self._null, (*self._kept, *held), echo, stdout)
         except StepFailed as failure:
             self._emit(launch_failed(name, failure))
         else:
             self._attempts[name] = attempt
         finally:
             _close_all([stdin, *held] + ([stdout] if stdout is not None else []))
+
+    def _group(self, limits: Limits) -> Group:
+        """The cgroups of one attempt, in this launcher's own folders. StepFailed."""
+        try:
+            if self._prefix is None:
+                self._prefix = Prefix(find_layout(), locks_directory())
+        except LayerMissing as missing:
+            raise StepFailed(LAYER, 0, missing.path, f"{missing.what}; {missing.fix}") from None
+        except OSError as error:
+            raise StepFailed(LAYER, error.errno or 0, error.filename) from None
+        return self._prefix.group(limits)
 
     def _lose_host(self) -> None:
         self._open = False
@@ -142,5 +160,7 @@ def main(host_fd: int, kept: tuple[int, ...]) -> None:
         signal.signal(ignored, signal.SIG_IGN)
     for fd in (host_fd, *kept):
         os.set_inheritable(fd, False)
+    with suppress(ConfineError):  # a folder that is not ours: who wants something of it says so
+        sweep(locks_directory())
     gc.freeze()  # what is here now is shared with every fork, never written by a collection
     LauncherProcess(socket.socket(fileno=host_fd), kept).run()

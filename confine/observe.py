@@ -3,27 +3,34 @@
 Each fact is a Field whose `asked` and `value` have the same shape, so that they are equal exactly when it holds.
 """
 
+import errno
+import hashlib
 import os
 import re
 from dataclasses import dataclass
 
+from confine import landlock, syscalls
+from confine.cgroups import Group
 from confine.digests import FileState, file_state
+from confine.hierarchies import LAYER
 from confine.mounts import expected_mounts
 from confine.namespaces import INNER_ID, OBSERVED
-from confine.spec import JSON, Field, LaunchSpec
+from confine.spec import GIVEN_UP, JSON, Field, LaunchSpec
 
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _OCTAL = re.compile(r"\\([0-7]{3})")
-_ABSENT = ("seccomp", "landlock", "cgroup")
+_LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\n +/32 host LOCAL")
+_UNREADABLE = {errno.EACCES, errno.EIO, errno.EINVAL}  # EIO, EINVAL: a Linux kernel built without the request
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the launcher knows and the spec does not: the hashed program, and the pipes it gave as 0, 1 and 2."""
+    """What the launcher knows and the spec does not: the hashed program, the pipes given as 0, 1 and 2, the cgroups."""
 
     program: FileState
     program_sha256: str
     standard: tuple[tuple[int, int], ...]
+    group: Group | None = None
 
 
 def observe(pid: int, spec: LaunchSpec, expected: Expected) -> tuple[tuple[Field, ...], bool, str]:
@@ -33,12 +40,16 @@ def observe(pid: int, spec: LaunchSpec, expected: Expected) -> tuple[tuple[Field
     if spec.confined:
         status = _status(pid)
         fields += _identity(pid, spec, status)
-        fields += [_namespaces(pid), _mounts(pid, spec), _network(pid)]
+        fields += [_namespaces(pid), _mounts(pid, spec), *_network(pid, spec)]
+        fields += [*_seccomp(pid, spec, status), _landlock(spec)]
         fields += _installed(spec)
+    fields += _cgroups(pid, spec, expected)
     satisfied = all(field.asked == field.value for field in fields if field.source == "observed")
     if spec.confined:
         fields.append(_id_mapped(pid, spec))
-    fields += [Field(name, None, None, "absent", "this version has no such layer") for name in _ABSENT]
+    if "distinct-uids" in spec.without:
+        # Root has uids to give whatever it gave up: what holds then is `uid`, above.
+        fields.append(Field("distinct-uids", True, spec.uid != os.getuid(), "absent", GIVEN_UP))
     return tuple(fields), satisfied, digest
 
 
@@ -59,27 +70,68 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _executable(pid: int, spec: LaunchSpec, expected: Expected) -> tuple[Field, str]:
-    """The running file against the descriptor that was hashed. A change since then shows in size, mtime or ctime."""
-    same = file_state(os.stat(f"/proc/{pid}/exe")) == expected.program
+    """The running file against the descriptor that was hashed. A change since then shows in size, mtime or ctime.
+
+    An overlay gives its files a device number of its own: there, the mount it runs from stands in for that.
+    """
+    state, hashed = file_state(os.stat(f"/proc/{pid}/exe")), expected.program
+    overlay = _overlay_of(spec)
+    same = state == hashed if overlay is None else state[1:] == hashed[1:] and _runs_from(pid, overlay)
     asked = {"path": spec.plan.program, "sha256": spec.plan.program_sha256}
     value = {"path": os.readlink(f"/proc/{pid}/exe"), "sha256": expected.program_sha256 if same else None}
     return Field("executable", asked, value, "observed"), expected.program_sha256 if same else ""
 
 
+def _overlay_of(spec: LaunchSpec) -> str | None:
+    """The mount point of the overlay that the program lies in, if it does."""
+    program = spec.plan.program
+    holders = [bind for bind in spec.plan.binds if program == bind.path or program.startswith(f"{bind.path}/")]
+    holder = max(holders, key=lambda bind: len(bind.path), default=None)
+    return holder.path if holder is not None and holder.overlaid else None
+
+
+def _runs_from(pid: int, mount_point: str) -> bool:
+    """Whether the running file lies in the process's overlay at that place, by its mount's number (proc(5), fdinfo)."""
+    fd = os.open(f"/proc/{pid}/exe", os.O_PATH | os.O_CLOEXEC)
+    try:
+        number = re.search(r"^mnt_id:\s+(\d+)$", _read(os.getpid(), f"fdinfo/{fd}"), re.MULTILINE)
+    finally:
+        os.close(fd)
+    return number is not None and (number[1], mount_point, True) in {
+        (mount.number, mount.path, "overlay" in mount.options) for mount in _mountinfo(pid)
+    }
+
+
 def _descriptors(pid: int, expected: Expected) -> Field:
+    """Every slot of the descriptor table is looked into: a tracer may, where /proc/PID/fd is closed to another uid."""
     value = {}
-    for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int):
-        status = os.stat(f"/proc/{pid}/fd/{name}")
-        known = int(name) < 3 and (status.st_dev, status.st_ino) == expected.standard[int(name)]
-        value[name] = "given" if known else "unexpected"
+    pidfd = os.pidfd_open(pid)
+    try:
+        for number in range(int(_status(pid)["FDSize"])):
+            try:
+                copy = syscalls.pidfd_getfd(pidfd, number)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise
+                continue
+            status = os.fstat(copy)
+            os.close(copy)
+            known = number < 3 and (status.st_dev, status.st_ino) == expected.standard[number]
+            value[str(number)] = "given" if known else "unexpected"
+    finally:
+        os.close(pidfd)
     return Field("descriptors", {"0": "given", "1": "given", "2": "given"}, value, "observed")
 
 
 def _environment(pid: int, spec: LaunchSpec) -> Field:
-    """Names only, in the record; a value that is not the one given shows as a name with a question mark."""
+    """Names only, in the record; a value that is not the one given shows as a name with a question mark.
+
+    Read from the memory where exec put it: /proc/PID/environ is closed to another uid, a tracer's own included.
+    """
     given = dict(spec.environment)
     value = []
-    for entry in _read(pid, "environ").split("\0")[:-1]:
+    start, end = map(int, _read(pid, "stat").rpartition(")")[2].split()[47:49])  # env_start, env_end: proc(5)
+    for entry in os.fsdecode(syscalls.read_memory(pid, start, end - start)).split("\0")[:-1]:
         name, _, content = entry.partition("=")
         value.append(name if given.get(name) == content else f"{name}?")
     return Field("environment", sorted(given), sorted(value), "observed")
@@ -112,12 +164,25 @@ def _identity(pid: int, spec: LaunchSpec, status: dict[str, str]) -> list[Field]
     return [
         Field("uid", [spec.uid] * 4, [int(part) for part in status["Uid"].split()], "observed"),
         Field("gid", [spec.gid] * 4, [int(part) for part in status["Gid"].split()], "observed"),
-        Field("groups", [], [int(part) for part in status["Groups"].split()], "observed"),
+        _groups(spec, status),
         Field("id_maps", maps, read, "observed"),
         Field("capabilities", [0] * 5, [int(status[name], 16) for name in _CAPABILITY_SETS], "observed"),
         Field("no_new_privs", 1, int(status["NoNewPrivs"]), "observed"),
         Field("pid_inside", 2, int(status["NSpid"].split()[-1]), "observed"),
     ]
+
+
+def _groups(spec: LaunchSpec, status: dict[str, str]) -> Field:
+    value = sorted(int(part) for part in status["Groups"].split())
+    if not spec.keeps_groups:
+        return Field("groups", [], value, "observed")
+    return Field("groups", sorted(os.getgroups()), value, "observed", "the user's own: they cannot be dropped")
+
+
+def _cgroups(pid: int, spec: LaunchSpec, expected: Expected) -> list[Field]:
+    if expected.group is not None:
+        return expected.group.fields(pid)
+    return [Field(LAYER, True, False, "absent", GIVEN_UP if LAYER in spec.without else "there are none to make here")]
 
 
 def _namespaces(pid: int) -> Field:
@@ -129,40 +194,94 @@ def _namespaces(pid: int) -> Field:
     return Field("namespaces", dict.fromkeys(OBSERVED, "own"), value, "observed")
 
 
-def _mountinfo(pid: int) -> list[tuple[str, frozenset[str]]]:
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A line of mountinfo (proc_pid_mountinfo(5)). `options` are the mount's own, and the type of its file system."""
+
+    number: str
+    path: str
+    options: frozenset[str]
+
+
+def _mountinfo(pid: int) -> list[_Mount]:
     mounts = []
     for line in _read(pid, "mountinfo").splitlines():
-        parts = line.split(" ")
+        own, _, file_system = line.partition(" - ")
+        parts = own.split(" ")
         path = _OCTAL.sub(lambda match: chr(int(match[1], 8)), parts[4])
-        mounts.append((path, frozenset(parts[5].split(","))))
+        mounts.append(_Mount(parts[0], path, frozenset([*parts[5].split(","), file_system.split(" ")[0]])))
     return mounts
 
 
 def _mounts(pid: int, spec: LaunchSpec) -> Field:
     """Every mount point with those of its required options that hold; one too many shows as an entry of its own."""
-    expected = expected_mounts(spec.plan)
+    expected = expected_mounts(spec.plan, rootless=spec.rootless)
     asked = {path: sorted(options) for path, options in expected.items()}
     value: dict[str, list[str]] = {}
-    for path, options in _mountinfo(pid):
-        if path in value:
-            value[f"{path} (twice)"] = sorted(options)
+    for mount in _mountinfo(pid):
+        if mount.path in value:
+            value[f"{mount.path} (twice)"] = sorted(mount.options)
         else:
-            value[path] = sorted(options & expected.get(path, options))
+            value[mount.path] = sorted(mount.options & expected.get(mount.path, mount.options))
     return Field("mounts", asked, value, "observed")
 
 
 def _id_mapped(pid: int, spec: LaunchSpec) -> Field:
-    """Not a promise to the operator but to the worker: a file system without ID-mapped mounts shows it less."""
-    asked = [bind.path for bind in spec.plan.binds if bind.owner is not None]
-    mapped = {path for path, options in _mountinfo(pid) if "idmapped" in options}
+    """Of single files. Not a promise to the operator but to the worker: without ID-mapped mounts it sees less."""
+    asked = [bind.path for bind in spec.plan.binds if bind.owner is not None and not spec.rootless]
+    mapped = {mount.path for mount in _mountinfo(pid) if "idmapped" in mount.options}
     value = [path for path in asked if path in mapped]
     detail = None if asked == value else "a file system here has no ID-mapped mounts: the worker sees less of it"
     return Field("id_mapped_mounts", asked, value, "observed", detail)
 
 
-def _network(pid: int) -> Field:
+def _network(pid: int, spec: LaunchSpec) -> list[Field]:
+    """An interface that is up has its addresses among the local ones, and one that is down has none."""
     interfaces = [line.split(":")[0].strip() for line in _read(pid, "net/dev").splitlines()[2:]]
-    return Field("network_interfaces", ["lo"], interfaces, "observed", "lo is down")
+    addresses = sorted(set(_LOCAL_ADDRESS.findall(_read(pid, "net/fib_trie"))))
+    asked = ["127.0.0.1"] if spec.network == "loopback" else []
+    return [
+        Field("network_interfaces", ["lo"], interfaces, "observed"),
+        Field("local_addresses", asked, addresses, "observed", None if asked else "lo is down"),
+    ]
+
+
+def _seccomp(pid: int, spec: LaunchSpec, status: dict[str, str]) -> list[Field]:
+    """That one filter more than our own holds, and which: its bytes are read back where we may."""
+    held = spec.seccomp
+    if held is None:
+        return [Field("seccomp", True, False, "absent", GIVEN_UP)]
+    own = int(_status(os.getpid())["Seccomp_filters"])
+    value = {"mode": int(status["Seccomp"]), "filters": int(status["Seccomp_filters"]) - own}
+    asked = {"list": held.name, "sha256": held.sha256}
+    source, detail = "observed", None
+    try:
+        read = {"list": held.name, "sha256": hashlib.sha256(syscalls.read_filter(pid, own)).hexdigest()}
+    except OSError as error:
+        if error.errno not in _UNREADABLE:
+            raise
+        read, source = asked, "installed"
+        detail = f"reading it back ({os.strerror(error.errno or 0)}) needs root, and a host without a filter"
+    return [
+        Field("seccomp", {"mode": 2, "filters": 1}, value, "observed"),
+        Field("seccomp_program", asked, read, source, detail),
+    ]
+
+
+def _landlock(spec: LaunchSpec) -> Field:
+    held = spec.landlock
+    if held is None:
+        given_up = "landlock" in spec.without
+        return Field("landlock", True, False, "absent", GIVEN_UP if given_up else "this Linux kernel has none")
+    rights, digest = landlock.names(held), landlock.rules_digest(spec)
+    lacking = f"Landlock ABI {held.abi} lacks {', '.join(held.missing)}; " if held.missing else ""
+    return Field(
+        "landlock",
+        {"rights": [*rights, *held.missing], "sha256": digest},
+        {"rights": rights, "sha256": digest},
+        "installed",
+        f"{lacking}the Linux kernel shows a domain to nobody outside",
+    )
 
 
 def _installed(spec: LaunchSpec) -> list[Field]:

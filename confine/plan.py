@@ -195,15 +195,18 @@ def _link_or_bind(draft: _Draft, path: str) -> None:
 
 
 def _bind(draft: _Draft, path: str, *, system: bool = False) -> None:
-    """One more read-only bind, unless a folder that holds it is there already and shows it just so."""
+    """One more read-only bind, unless a folder that holds it is there already and shows it just so.
+
+    A folder needs no owner's rights to be seen: the top of its overlay is open to all. A single file may.
+    """
     status = os.stat(path)
     directory = stat.S_ISDIR(status.st_mode)
-    open_to_all = status.st_mode & (0o005 if directory else 0o004)
     needed = 0o005 if directory else 0o004
-    owner = None if open_to_all == needed else (status.st_uid, status.st_gid)
+    closed = status.st_mode & needed != needed
     for known in draft.binds.values():
-        if path == known.path or (_beneath(path, known.path) and _shown(status.st_uid, owner, path, known)):
+        if path == known.path or (_beneath(path, known.path) and not closed and _reached(path, known.path)):
             return
+    owner = (status.st_uid, status.st_gid) if closed and not directory else None
     draft.binds[path] = Bind(path, directory, owner, system)
 
 
@@ -214,13 +217,8 @@ def _bind_writable(draft: _Draft, path: str) -> None:
     draft.binds[path] = Bind(path, stat.S_ISDIR(status.st_mode), owner, writable=True)
 
 
-def _shown(uid: int, owner: tuple[int, int] | None, path: str, known: Bind) -> bool:
-    """Whether the worker can use `path` through the bind that holds it, so that it needs none of its own."""
-    if known.owner is not None:
-        return uid == known.owner[0]
-    if owner is not None:
-        return False
-    top = known.path
+def _reached(path: str, top: str) -> bool:
+    """Whether every folder between the two lets the worker through, so that `path` needs no bind of its own."""
     while path != top:
         path = os.path.dirname(path)
         if path != top and not os.stat(path).st_mode & 0o001:

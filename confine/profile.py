@@ -23,14 +23,27 @@ _MAX_BYTES = 65_536
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _HOSTNAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEYS = {"schema", "description", "extends", "hostname", "environment", "tmpfs", "limits"}
+_KEYS = {
+    *("schema", "description", "extends", "hostname", "environment", "tmpfs", "limits"),
+    *("network", "seccomp", "landlock", "cgroup"),
+}
+_CHOICES = {  # what is left out is the first
+    "network": ("none", "loopback"),
+    "landlock": ("best-effort", "required"),
+    "cgroup": ("required", "best-effort"),
+}
 _TMPFS = {"tmp_bytes": (65_536, 1 << 36), "shm_bytes": (4_096, 1 << 36), "inodes": (16, 1 << 24)}
 _LIMITS = set(Limits.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`text` is the document's (then, after a line of its own, the extended one's); `digest` is sha256 of that text."""
+    """`text` is the document's (then, after a line of its own, the extended one's); `digest` is sha256 of that text.
+
+    seccomp names a list (confine.seccomp); network is one of none and loopback, landlock and cgroup
+    are each one of required and best-effort.
+    A document that says nothing of them gets the worker profile's, never none.
+    """
 
     name: str
     text: str
@@ -41,6 +54,10 @@ class Profile:
     shm_bytes: int
     inodes: int
     limits: Limits
+    network: str
+    seccomp: str
+    landlock: str
+    cgroup: str
 
 
 def load_profile(name_or_path: str, folder: Path = FOLDER) -> Profile:
@@ -135,7 +152,7 @@ def _profile(path: Path, text: str, document: dict[str, Any]) -> Profile:
             f"limits.{min(missing)} is missing", path=str(path), fix="give it, or extend a profile that does"
         )
     try:
-        checked = check_limits(limits, Limits(0, 0, 0, 0))
+        checked = check_limits(limits)
     except ConfineError as error:
         raise ProfileError(error.what, path=str(path), fix=error.fix) from None
     return Profile(
@@ -145,8 +162,27 @@ def _profile(path: Path, text: str, document: dict[str, Any]) -> Profile:
         hostname=hostname,
         environment=MappingProxyType(dict(environment)),
         limits=checked,
+        network=_choice(document, "network", path),
+        seccomp=_seccomp_list(document, path),
+        landlock=_choice(document, "landlock", path),
+        cgroup=_choice(document, "cgroup", path),
         **tmpfs,
     )
+
+
+def _choice(document: dict[str, Any], name: str, path: Path) -> str:
+    value = document.get(name, _CHOICES[name][0])
+    if not isinstance(value, str) or value not in _CHOICES[name]:
+        fix = f"write {' or '.join(_CHOICES[name])}"
+        raise ProfileError(f"{name} is {value!r}", path=str(path), fix=fix)
+    return value
+
+
+def _seccomp_list(document: dict[str, Any], path: Path) -> str:
+    name = _section(document, "seccomp", {"list"}, path).get("list", "worker")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ProfileError("seccomp.list is not a list's name", path=str(path), fix="write worker, for instance")
+    return name
 
 
 def _section(document: dict[str, Any], name: str, keys: set[str] | None, path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Paths are the same inside and outside: a folder appears in the new root where it
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 JSON = Any  # a value that json can carry; the launch record's fields hold several shapes
@@ -12,11 +12,12 @@ JSON = Any  # a value that json can carry; the launch record's fields hold sever
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """One bind of `path` at the same path, read-only unless `writable`.
+    """`path` at the same path, read-only unless `writable`.
 
-    `owner` is (uid, gid) of the source when the mount is to be ID-mapped onto the attempt's identity, because others
+    `owner` is (uid, gid) of a single file when its mount is to be ID-mapped onto the attempt's identity, because others
     may not read it; None leaves ids alone. `system` is one of the machine's own folders (/usr, /lib, some of /etc),
-    which no host keeps a state in that others could read.
+    which no host keeps a state in that others could read. `writable` is a folder that a tool server owns: ID-mapped, so
+    that what it writes there is the folder's owner's.
     """
 
     path: str
@@ -24,6 +25,11 @@ class Bind:
     owner: tuple[int, int] | None = None
     system: bool = False
     writable: bool = False
+
+    @property
+    def overlaid(self) -> bool:
+        """An operator's folder: mounted as an overlay, so that no socket or pipe in it leads out (confine.mounts)."""
+        return self.directory and not self.system and not self.writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +61,42 @@ class MountPlan:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits in force for one attempt. The cgroup's (memory, pids, cpu) join in a later version."""
+    """Limits of one attempt. The last four are the cgroup's, in force where the layer is.
+
+    pids counts processes and threads; cpu_quota_percent is of one processor, and slows down; cpu_seconds ends it.
+    """
 
     open_files: int
     file_bytes: int
     scratch_bytes: int
     output_bytes: int
+    memory_bytes: int
+    pids: int
+    cpu_seconds: int
+    cpu_quota_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A compiled system call filter: `program` is the hex of its BPF instructions, `sha256` of the same bytes."""
+
+    name: str
+    program: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class LandlockRights:
+    """What Landlock is to govern on this machine: bits of file rights, of TCP rights and of scopes (linux/landlock.h).
+
+    `missing` names what was asked for and needs a higher ABI than the running Linux kernel's `abi`.
+    """
+
+    abi: int
+    files: int
+    tcp: int
+    scopes: int
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +109,9 @@ class LaunchSpec:
     uid_ranges, gid_ranges   (first, count) of the ids that exist in init's own user namespace, under the numbers they
                              have outside; empty for root, which needs no such namespace. See confine.identities
     without                  the layers (LAYERS) that the operator gave up by name
+    network                  none, or loopback: 127.0.0.1 in the attempt's own network namespace
+    seccomp, landlock        None for a layer that was given up; landlock also where it is best-effort and not to be had
+    cgroup                   False likewise: the last four limits are then not in force
     """
 
     confined: bool
@@ -89,11 +128,20 @@ class LaunchSpec:
     uid_ranges: tuple[tuple[int, int], ...] = ()
     gid_ranges: tuple[tuple[int, int], ...] = ()
     without: tuple[str, ...] = ()
+    network: str = "none"
+    seccomp: Filter | None = None
+    landlock: LandlockRights | None = None
+    cgroup: bool = False
 
     @property
     def rootless(self) -> bool:
         """Confined by an ordinary user: init is in a user namespace of its own from its first instruction."""
         return bool(self.uid_ranges)
+
+    @property
+    def keeps_groups(self) -> bool:
+        """Rootless with no other id than the user's own: its supplementary groups cannot be dropped."""
+        return len(self.gid_ranges) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +183,29 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """peak_resident_source: vm_hwm (read at the exit stop) or wait4 (an upper bound: counts the image before exec)."""
+    """peak_resident_source: vm_hwm (read at the exit stop) or wait4 (an upper bound: counts the image before exec).
+
+    cpu_source: cgroup (everything of the attempt) or wait4 (the worker, and the children it waited for). The last
+    three are the cgroup's; None without it, or where this Linux kernel does not count it.
+    """
 
     peak_resident_bytes: int
     peak_resident_source: str
     cpu_ms: int
+    cpu_source: str
     wall_ms: int
+    memory_peak_bytes: int | None = None
+    process_peak: int | None = None
+    oom_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Exited:
     """The attempt and everything it started is dead. Exactly one of exit_code and signal is set.
 
-    killed_for: None (it ended by itself), "timeout", "output_limit", "not_enforced", or the reason given to kill().
+    killed_for: None (it ended by itself), "timeout", "output_limit", "memory_limit", "cpu_limit", "not_enforced", or
+    the reason given to kill().
+    limits_hit: names of limits that are known to have been met, whether they ended it or not.
     stdout and stderr hold at most CAPTURE_BYTES; the *_bytes members count everything that was written.
     exports_fd: the scratch directory, to be closed by the receiver; None without one.
     """
@@ -161,6 +219,7 @@ class Exited:
     stderr: bytes
     stdout_bytes: int
     stderr_bytes: int
+    limits_hit: tuple[str, ...]
     exports_fd: int | None
 
 
@@ -183,6 +242,8 @@ def spec_to_wire(spec: LaunchSpec) -> dict[str, JSON]:
             "visible_files": dict(plan.visible_files),
         },
         "limits": {name: getattr(limits, name) for name in Limits.__slots__},
+        "seccomp": None if spec.seccomp is None else asdict(spec.seccomp),
+        "landlock": None if spec.landlock is None else asdict(spec.landlock),
     }
 
 
@@ -210,5 +271,9 @@ def spec_from_wire(wire: dict[str, JSON]) -> LaunchSpec:
             "uid_ranges": tuple((first, count) for first, count in wire["uid_ranges"]),
             "gid_ranges": tuple((first, count) for first, count in wire["gid_ranges"]),
             "without": tuple(wire["without"]),
+            "seccomp": None if wire["seccomp"] is None else Filter(**wire["seccomp"]),
+            "landlock": None
+            if wire["landlock"] is None
+            else LandlockRights(**wire["landlock"] | {"missing": tuple(wire["landlock"]["missing"])}),
         }
     )

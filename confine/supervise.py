@@ -21,14 +21,18 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from importlib import import_module
 
 from confine import mounts, syscalls
-from confine.child import Child, run_init, step_failed
+from confine.cgroups import Group, Spent
+from confine.child import USER_NAMESPACE_HINTS, Child, run_init, step_failed
 from confine.digests import FileState, file_digest, file_state
 from confine.errors import StepFailed
-from confine.namespaces import CONFINED, MountIdMaps
+from confine.identities import ID_MAPPERS
+from confine.namespaces import CONFINED, ROOTLESS, MountIdMaps, map_ranges
 from confine.observe import Expected, observe, peak_resident_bytes
-from confine.spec import CAPTURE_BYTES, Exited, LaunchFailed, LaunchSpec, Observed, Usage
+from confine.spec import CAPTURE_BYTES, Exited, LaunchFailed, LaunchSpec, Limits, Observed, Usage
 
 SETUP_MS = 15_000
 OBSERVED_MS = 120_000
@@ -36,6 +40,7 @@ _READ_BYTES = 65_536
 _TRACE = syscalls.PTRACE_O_TRACEEXEC | syscalls.PTRACE_O_TRACEEXIT | syscalls.PTRACE_O_EXITKILL
 _STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 _REPORT_BYTES = 32_768
+_ENDED_BY = {"memory_limit": "memory_bytes", "cpu_limit": "cpu_seconds", "output_limit": "output_bytes"}
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid, gid (unix(7))
 
 
@@ -111,9 +116,17 @@ class Attempt:
         self._peak: int | None = None
         self._started = self._ended = time.monotonic()
         self._scratch: int | None = None
+        self._group: Group | None = None
+        self._timeout_at = 0.0
 
     def start(
-        self, id_maps: MountIdMaps, stdin: int, null: int, held: tuple[int, ...], echo: tuple[int, ...] = (),
+        self,
+        id_maps: MountIdMaps,
+        make_group: Callable[[Limits], Group],
+        stdin: int,
+        null: int,
+        held: tuple[int, ...],
+        echo: tuple[int, ...] = (),
         given_stdout: int | None = None,
     ) -> None:
         """Clones init. `echo` are two descriptors for the streams, from now on this object's to close.
@@ -126,7 +139,9 @@ class Attempt:
                 self._own.callback(os.close, fd)
             try:
                 program, digest = self._hash_program()
-                sources = mounts.open_sources(self._spec, id_maps) if self._spec.confined else mounts.NO_SOURCES
+                sources = mounts.NO_SOURCES
+                if self._spec.confined and not self._spec.rootless:
+                    sources = mounts.open_sources(self._spec, id_maps)
                 childs.callback(sources.close)
                 self._stdout, stdout = self._output(childs, echo[0] if echo else None)
                 if given_stdout is not None:
@@ -136,9 +151,15 @@ class Attempt:
                 self._sync, sync = self._socket_pair(childs)
                 self._sync.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
                 given = tuple((s.st_dev, s.st_ino) for s in map(os.fstat, (stdin, stdout, stderr)))
-                self._expected = Expected(program, digest, given)
-                child = Child(self._spec, sources, control, sync, stdin, stdout, stderr, null, held)
-                self._init, self._pidfd = syscalls.clone(CONFINED if self._spec.confined else 0)
+                if self._spec.cgroup:
+                    self._group = make_group(self._spec.limits)
+                    self._own.callback(self._group.bury)
+                self._expected = Expected(program, digest, given, self._group)
+                if self._spec.network == "loopback":
+                    import_module("confine.loopback")  # here, since nothing is imported after the clone
+                tasks = self._group.tasks if self._group is not None else ()
+                child = Child(self._spec, sources, control, sync, stdin, stdout, stderr, null, held, tasks)
+                self._init, self._pidfd = self._clone()
                 if self._init == 0:
                     run_init(child)
             except OSError as error:
@@ -156,6 +177,29 @@ class Attempt:
             (self._stderr.fd, lambda: self._on_output(self._stderr)),
         ):
             self._selector.register(file, selectors.EVENT_READ, handler)
+        if self._group is not None and self._group.ooms >= 0:
+            self._selector.register(self._group.ooms, selectors.EVENT_READ, self._on_out_of_memory)
+        if self._spec.rootless:
+            self._map_identity()
+
+    def _clone(self) -> tuple[int, int]:
+        flags = CONFINED if self._spec.confined else 0
+        cgroup = self._group.into if self._group is not None else -1
+        if not self._spec.rootless:
+            return syscalls.clone(flags, cgroup)
+        try:
+            return syscalls.clone(flags | ROOTLESS, cgroup)
+        except OSError as error:
+            number = error.errno or 0
+            raise StepFailed("user namespace", number, None, USER_NAMESPACE_HINTS.get(number)) from None
+
+    def _map_identity(self) -> None:
+        try:
+            map_ranges(self._init, self._spec.uid_ranges, self._spec.gid_ranges, ID_MAPPERS)
+        except StepFailed as failure:
+            self._fail(failure)
+        else:
+            self._tell(self._control, b"go")
 
     def _hash_program(self) -> tuple[FileState, str]:
         """The program as it is now. One that is not the planned one any more is refused here."""
@@ -173,8 +217,6 @@ class Attempt:
         read, write = os.pipe2(os.O_CLOEXEC)
         self._own.callback(os.close, read)
         childs.callback(os.close, write)
-        # The worker opens its own /dev/stdout anew, as a file of the pipe's owner.
-        os.fchown(write, self._spec.uid, self._spec.gid)
         return Output(read, echo), write
 
     def _socket_pair(self, childs: ExitStack) -> tuple[socket.socket, socket.socket]:
@@ -190,7 +232,8 @@ class Attempt:
         if self._phase is Phase.OBSERVED and self._worker is not None:
             self._phase = Phase.RUNNING
             self._started = time.monotonic()
-            self.deadline = self._started + self._spec.timeout_ms / 1000
+            self._timeout_at = self._started + self._spec.timeout_ms / 1000
+            self._wait_for_a_limit()
             self._continue(0)
 
     def end(self, reason: str | None) -> None:
@@ -216,8 +259,22 @@ class Attempt:
     def on_deadline(self) -> None:
         if self._phase is Phase.SETUP:
             self._fail(StepFailed("setup", errno.ETIMEDOUT, None, f"not at its exec after {SETUP_MS} ms"))
+        elif self._phase is not Phase.RUNNING:
+            self.end("not_resumed")
+        elif time.monotonic() >= self._timeout_at:
+            self.end("timeout")
         else:
-            self.end("timeout" if self._phase is Phase.RUNNING else "not_resumed")
+            self._wait_for_a_limit()
+
+    def _wait_for_a_limit(self) -> None:
+        """Until the timeout, or the first moment at which the CPU seconds can be used up."""
+        self.deadline = self._timeout_at
+        if self._group is not None:
+            patience = self._group.cpu_patience()
+            if patience == 0:
+                self.end("cpu_limit")
+            else:
+                self.deadline = min(self.deadline, time.monotonic() + patience)
 
     # --- what comes from the two processes ----------------------------------------------------------------------------
 
@@ -277,6 +334,11 @@ class Attempt:
             self._unwatch(output.fd)
         elif output.bytes > self._spec.limits.output_bytes:
             self.end("output_limit")
+
+    def _on_out_of_memory(self) -> None:
+        assert self._group is not None
+        os.eventfd_read(self._group.ooms)
+        self.end("memory_limit")
 
     def _unwatch(self, file: socket.socket | int) -> None:
         if file in self._selector.get_map():
@@ -339,6 +401,8 @@ class Attempt:
         assert self._worker is not None
         try:
             fields, satisfied, digest = observe(self._worker, self._spec, self._expected)
+            if self._group is not None:
+                self._group.start_counting()
         except OSError as error:
             self._fail(StepFailed("observe", error.errno or 0, error.filename))
             return
@@ -358,32 +422,68 @@ class Attempt:
             self._on_control()
         for file in (self._control, self._sync, self._stdout.fd, self._stderr.fd):
             self._unwatch(file)
+        spent = None
+        if self._group is not None:
+            if self._group.ooms >= 0:
+                self._unwatch(self._group.ooms)
+            spent = self._group.bury()  # while the scratch directory is held: what is in it counts
         self._own.close()
         self.finished = True
         if self._observed:
-            self._emit(self._exited())
+            self._emit(self._exited(spent))
             return
         if self._scratch is not None:
             os.close(self._scratch)
         failure = self._failure or StepFailed("setup", 0, None, "a process of the launch ended without a word")
         self._emit(launch_failed(self.name, failure))
 
-    def _exited(self) -> Exited:
+    def _exited(self, spent: Spent | None) -> Exited:
         status = signal.SIGKILL if self._status is None else self._status  # a bare signal number is that wait status
         maximum, cpu_ms = self._usage
         peak, source = (maximum, "wait4") if self._peak is None else (self._peak, "vm_hwm")
+        usage = Usage(peak, source, cpu_ms, "wait4", round((self._ended - self._started) * 1000))
+        killed_for = self._killed_for
+        if spent is not None:
+            usage = replace(
+                usage,
+                cpu_ms=spent.cpu_ms,
+                cpu_source="cgroup",
+                memory_peak_bytes=spent.memory_peak_bytes,
+                process_peak=spent.process_peak,
+                oom_kills=spent.oom_kills,
+            )
+            if killed_for is None and spent.oom_kills:
+                # The worker, or one of its children; that its own end was heard of before the eventfd is chance.
+                killed_for = "memory_limit"
         return Exited(
             attempt=self.name,
             exit_code=os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-            killed_for=self._killed_for,
-            usage=Usage(peak, source, cpu_ms, round((self._ended - self._started) * 1000)),
+            killed_for=killed_for,
+            usage=usage,
             stdout=bytes(self._stdout.kept),
             stderr=bytes(self._stderr.kept),
             stdout_bytes=self._stdout.bytes,
             stderr_bytes=self._stderr.bytes,
+            limits_hit=self._limits_hit(spent, status, killed_for),
             exports_fd=self._scratch,
         )
+
+    def _limits_hit(self, spent: Spent | None, status: int, killed_for: str | None) -> tuple[str, ...]:
+        """What is known to have been met. A write that failed at file_bytes, or an open at open_files, is not: only
+        the program heard of it."""
+        hit = set(spent.limits_hit if spent is not None else ())
+        if killed_for in _ENDED_BY:
+            hit.add(_ENDED_BY[killed_for])
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXFSZ:
+            hit.add("file_bytes")
+        if self._scratch is not None:
+            scratch = os.fstatvfs(self._scratch)
+            if not scratch.f_bavail:
+                hit.add("scratch_bytes")
+            if not scratch.f_favail:
+                hit.add("inodes")
+        return tuple(sorted(hit))
 
 
 def launch_failed(attempt: str, failure: StepFailed) -> LaunchFailed:

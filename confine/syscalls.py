@@ -18,12 +18,14 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-_BY_MACHINE: Final = {"x86_64": (56, 155, 250), "aarch64": (220, 41, 219)}  # clone, pivot_root, keyctl
+# clone, pivot_root, keyctl, seccomp, rt_sigprocmask
+_BY_MACHINE: Final = {"x86_64": (56, 155, 250, 317, 14), "aarch64": (220, 41, 219, 277, 135)}
 if platform.machine() not in _BY_MACHINE:
     raise ImportError(f"confine knows no system call numbers for {platform.machine()}")
-_CLONE, _PIVOT_ROOT, _KEYCTL = _BY_MACHINE[platform.machine()]
+_CLONE, _PIVOT_ROOT, _KEYCTL, _SECCOMP, _RT_SIGPROCMASK = _BY_MACHINE[platform.machine()]
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
-_CLOSE_RANGE, _OPENAT2, _MOUNT_SETATTR = 436, 437, 442
+_CLONE3, _CLOSE_RANGE, _OPENAT2, _PIDFD_GETFD, _MOUNT_SETATTR = 435, 436, 437, 438, 442
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 
 CLONE_NEWNS: Final = 0x00020000
 CLONE_NEWCGROUP: Final = 0x02000000
@@ -33,6 +35,7 @@ CLONE_NEWUSER: Final = 0x10000000
 CLONE_NEWPID: Final = 0x20000000
 CLONE_NEWNET: Final = 0x40000000
 _CLONE_PIDFD = 0x00001000
+_CLONE_INTO_CGROUP = 0x2_0000_0000
 
 AT_FDCWD: Final = -100
 _AT_EMPTY_PATH = 0x1000
@@ -74,9 +77,19 @@ def _check(result: int, path: str | None = None) -> int:
     return result
 
 
-def clone(flags: int) -> tuple[int, int]:
-    """fork() into new namespaces. (0, -1) in the child, (pid, pidfd) in the parent. The caller has one thread."""
+def clone(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
+    """fork() into new namespaces. (0, -1) in the child, (pid, pidfd) in the parent. The caller has one thread.
+
+    With cgroup_fd (of a v2 folder) the child is born in that cgroup, which is clone3(2)'s to do.
+    """
     pidfd = ctypes.c_int(-1)
+    if cgroup_fd >= 0:
+        flags |= _CLONE_PIDFD | _CLONE_INTO_CGROUP
+        # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
+        # set_tid_size, cgroup
+        arguments = struct.pack("=11Q", flags, ctypes.addressof(pidfd), 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, cgroup_fd)
+        pid = _check(_syscall(_CLONE3, arguments, ctypes.c_size_t(len(arguments))))
+        return pid, pidfd.value if pid else -1
     pid = _check(
         _syscall(
             _CLONE,
@@ -88,6 +101,13 @@ def clone(flags: int) -> tuple[int, int]:
         )
     )
     return pid, pidfd.value if pid else -1
+
+
+def unblock_every_signal() -> None:
+    """An empty signal mask, the C library's own signals (32, 33) included: pthread_sigmask(3) leaves those alone, and
+    whoever started the host may have blocked them."""
+    nothing = ctypes.c_uint64(0)
+    _check(_syscall(_RT_SIGPROCMASK, signal.SIG_SETMASK, ctypes.byref(nothing), None, ctypes.c_size_t(8)))
 
 
 def unshare(flags: int) -> None:
@@ -195,5 +215,65 @@ def child_signals_fd() -> int:
     return _check(_libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC))
 
 
+def pidfd_getfd(pidfd: int, number: int) -> int:
+    """A copy of another process's descriptor, which may be looked at like an own one (pidfd_getfd(2))."""
+    return _check(_syscall(_PIDFD_GETFD, pidfd, number, 0))
+
+
+def read_memory(pid: int, start: int, size: int) -> bytes:
+    """process_vm_readv(2) of one piece; shorter where the mapping ends."""
+    buffer = ctypes.create_string_buffer(size)
+    ours = struct.pack("=QQ", ctypes.addressof(buffer), size)
+    read = _libc.process_vm_readv
+    read.restype = ctypes.c_ssize_t
+    one, flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    count = _check(read(pid, ours, one, struct.pack("=QQ", start, size), one, flags))
+    return buffer.raw[:count]
+
+
 def ptrace(request: int, pid: int, data: int = 0) -> None:
     _check(_libc.ptrace(ctypes.c_long(request), ctypes.c_int(pid), ctypes.c_void_p(0), ctypes.c_void_p(data)))
+
+
+def install_filter(program: bytes) -> None:
+    """This thread, and what it executes, is held to a BPF program (seccomp(2)); needs no_new_privs."""
+    set_mode_filter, instruction_bytes = 1, 8
+    instructions = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // instruction_bytes, ctypes.addressof(instructions))
+    _check(_syscall(_SECCOMP, ctypes.c_uint(set_mode_filter), ctypes.c_uint(0), header))
+
+
+def read_filter(pid: int, index: int) -> bytes:
+    """A stopped tracee's program, the oldest at index 0. EACCES unless the tracer has CAP_SYS_ADMIN in the first user
+    namespace and no filter of its own; ENOENT past the last (ptrace(2), PTRACE_SECCOMP_GET_FILTER)."""
+    get_filter, instruction_bytes = 0x420C, 8
+    request, process, which = ctypes.c_long(get_filter), ctypes.c_int(pid), ctypes.c_void_p(index)
+    count = _check(_libc.ptrace(request, process, which, None))
+    program = ctypes.create_string_buffer(count * instruction_bytes)
+    _check(_libc.ptrace(request, process, which, program))
+    return program.raw
+
+
+def landlock_abi() -> int:
+    """The version of Landlock's interface in the running Linux kernel; 0 where it has none, or it was not enabled."""
+    version_flag = 1
+    result: int = _syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(version_flag))
+    return max(result, 0)
+
+
+def landlock_create_ruleset(files: int, tcp: int, scopes: int) -> int:
+    """A ruleset that governs these rights, as a descriptor. An older interface takes a shorter structure."""
+    attribute = struct.pack("=QQQ", files, tcp, scopes)
+    size = 24 if scopes else 16 if tcp else 8
+    return _check(_syscall(_LANDLOCK_CREATE_RULESET, attribute, ctypes.c_size_t(size), ctypes.c_uint(0)))
+
+
+def landlock_add_path(ruleset: int, path_fd: int, rights: int) -> None:
+    path_beneath = 1
+    attribute = struct.pack("=Qi", rights, path_fd)
+    _check(_syscall(_LANDLOCK_ADD_RULE, ruleset, ctypes.c_int(path_beneath), attribute, ctypes.c_uint(0)))
+
+
+def landlock_restrict_self(ruleset: int) -> None:
+    """This thread and its descendants, for good; needs no_new_privs."""
+    _check(_syscall(_LANDLOCK_RESTRICT_SELF, ruleset, ctypes.c_uint(0)))

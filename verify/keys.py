@@ -41,12 +41,13 @@ class PublicKey:
         """A key as a person gives it: hex, or the name of a file that holds hex and at most a newline."""
         if _HEX_KEY.fullmatch(given):
             return cls.from_hex(given)
+        fix = "give the key as 64 hex digits, or a file that holds them, such as kernel.pub"
         try:
             return cls.from_hex(read_small(given).decode("ascii").removesuffix("\n"))
         except UnicodeDecodeError as error:
-            raise VerifyError("not a key file", check="input", file=given, fix="give the host's kernel.pub") from error
+            raise VerifyError("not a key file", check="input", file=given, fix=fix) from error
         except VerifyError as error:
-            raise error.located(given) from error
+            raise VerifyError(error.what, check="input", file=given, fix=fix) from error
 
     def verify(self, message: bytes, signature: bytes) -> None:
         try:

@@ -6,15 +6,20 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from chio.errors import ChioError, HostFault, InputError
-from chio.kernel.store import CommitFailed
+from chio.kernel.store import CommitFailed, Store, unreadable
 from chio.tools.mcp import Tool
 from chio.wire import Channel
+from confine import ConfineError
+from confine.lockdown import confine_kernel, start_filtered
+from confine.spec import Filter
 
 
 def main() -> int:
@@ -87,6 +92,16 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
     from chio.kernel.control import Control
     from chio.kernel.process import Kernel
 
+    held: list[Filter] = []
+
+    def close_calls() -> dict[str, Any]:
+        held.append(_confined(start_filtered))
+        return {}
+
+    refusal = _reply(message, close_calls)
+    if not held:
+        channel.send(refusal)
+        return 1
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     control = Control(loop, channel)
@@ -94,7 +109,22 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
     opened: list[Kernel] = []
 
     def start() -> dict[str, Any]:
-        kernel = Kernel(loop, directory, message["path"], message["allow_volatile"], control)
+        path = message["path"]
+        os.fchdir(directory)
+        store = Store.open(directory, path)
+        try:
+            kernel = Kernel(loop, store, directory, path, message["allow_volatile"], control)
+        except sqlite3.DatabaseError as error:
+            store.close()
+            raise unreadable(path, error) from error
+        except ChioError:
+            store.close()  # a state that is refused keeps no -wal and -shm from being looked at
+            raise
+        try:
+            _confined(lambda: confine_kernel(held[0], directory))
+        except HostFault:
+            store.close()
+            raise
         opened.append(kernel)
         return {
             "runtime_id": kernel.runtime_id,
@@ -118,6 +148,15 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
     except CommitFailed as error:
         _end(message["path"], {"exception": error})
     return 0
+
+
+def _confined(work: Callable[[], Any]) -> Any:
+    """A kernel that cannot be confined does not serve: the keys are in its memory."""
+    try:
+        return work()
+    except (ConfineError, OSError) as error:
+        fix = "run chio-confine doctor to see what this machine lacks"
+        raise HostFault("the Chio kernel's process cannot be confined", why=str(error), fix=fix) from error
 
 
 def _end(path: str, context: dict[str, Any]) -> None:

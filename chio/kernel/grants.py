@@ -68,6 +68,22 @@ class _Token(msgspec.Struct):
     signature: str
 
 
+def require_tools(config: HostConfig, policy: Policy, policy_file: str, servers: dict[str, list[str]]) -> None:
+    """Raises `InputError` for a grant of a tool that the host does not have, or with a constraint that is none."""
+    known = mailbox_tools(config) | servers
+    for position, tool in enumerate(policy.capabilities.default.tools):
+        if tool.server not in known or (tool.tool != "*" and tool.tool not in known[tool.server]):
+            raise InputError(
+                "the policy grants a tool that the host does not have",
+                file=policy_file,
+                field=f"capabilities.default.tools[{position}]",
+                why=f"{tool.server}/{tool.tool}",
+                fix=_known_list(known),
+            )
+        if tool.constraints is not None:
+            _require_schema(tool.constraints, policy_file, f"capabilities.default.tools[{position}].constraints")
+
+
 def issue(
     config: HostConfig,
     policy: Policy,
@@ -91,18 +107,6 @@ def issue(
             fix="lower max_depth or raise the policy's limit",
         )
     known = mailbox_tools(config) | servers
-    for position, tool in enumerate(policy.capabilities.default.tools):
-        if tool.server not in known or (tool.tool != "*" and tool.tool not in known[tool.server]):
-            raise InputError(
-                "the policy grants a tool that the host does not have",
-                file=config.policy,
-                field=f"capabilities.default.tools[{position}]",
-                why=f"{tool.server}/{tool.tool}",
-                fix=_known_list(known),
-            )
-    for position, tool in enumerate(policy.capabilities.default.tools):
-        if tool.constraints is not None:
-            _require_schema(tool.constraints, config.policy, f"capabilities.default.tools[{position}].constraints")
     expires_ms = now_ms + policy.kernel.max_capability_ttl * 1000
 
     def sign(process: str, parent: Capability | None, share: int, grants: list[Grant]) -> Capability:
@@ -223,4 +227,14 @@ def lives(capability: Capability, now_ms: int) -> bool:
     return now_ms < capability.body.expires_ms and (not entries or any(now_ms < entry.expires_ms for entry in entries))
 
 
-__all__ = ["MAILBOX_SERVER", "RESERVED_SERVERS", "Capability", "Grant", "covering", "issue", "lives", "mailbox_tools"]
+__all__ = [
+    "MAILBOX_SERVER",
+    "RESERVED_SERVERS",
+    "Capability",
+    "Grant",
+    "covering",
+    "issue",
+    "lives",
+    "mailbox_tools",
+    "require_tools",
+]

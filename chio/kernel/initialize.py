@@ -54,17 +54,18 @@ def initialize(
     tools = servers or {}
     ceilings = budgets.ceilings(config, config_source.path)
     keys, runtime_id, now_ms = Keyring.generate(), str(uuid.uuid4()), Clock(0).now_ms()
+    names = {server: [tool.name for tool in found] for server, found in tools.items()}
+    grants.require_tools(config, policy, policy_source.path, names)
     issued = grants.issue(
         config,
         policy,
         config_source.path,
-        servers={server: [tool.name for tool in found] for server, found in tools.items()},
+        servers=names,
         runtime_id=runtime_id,
         now_ms=now_ms,
         authority=keys.authority,
     )
     _refuse_volatile_parent(path, allow_volatile)
-    place = statedir.claim_place(path)
 
     directory = statedir.create(path)
     statedir.write_new(directory, statedir.LOCK, b"")
@@ -159,8 +160,7 @@ def initialize(
     store.commit()
     store.close()
     fcntl.flock(lock, fcntl.LOCK_UN)
-    for fd in (lock, *place):
-        os.close(fd)
+    os.close(lock)
     return {"initialized": True, "processes": len(issued), "kernel_key": keys.kernel.public, "runtime_id": runtime_id}
 
 

@@ -27,7 +27,7 @@ from chio.kernel.ledger import Answer, Caller, CallError, Dispatch, Down, Ledger
 from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
 from chio.kernel.state import MAX_BLOB_BYTES, StateRefused, WorkerState
-from chio.kernel.store import CallRow, Store
+from chio.kernel.store import CallRow, Store, half_initialised
 from chio.kernel.tree import Node, Tree
 from chio.kernel.writer import PARKED, Item, Writer
 from chio.signing import Keyring, SigningKey
@@ -80,6 +80,7 @@ class Kernel:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        store: Store,
         directory: int,
         path: str,
         allow_volatile: bool,
@@ -87,16 +88,10 @@ class Kernel:
     ) -> None:
         self.path = path
         self._loop = loop
-        os.fchdir(directory)
-        self.store = Store.open(directory, path)
+        self.store = store
         self.host = self.store.host()
         if not self.host.get("ready"):
-            raise StateError(
-                "the state is half initialised",
-                file=path,
-                why="`init` did not finish",
-                fix="remove it and run `chio process init` again",
-            )
+            raise half_initialised(path)
         keys, self.config_text, bootstrap = _pinned(directory, self.host, path)
         self.config = schema.host_config(self.config_text.encode(), f"{path}/{statedir.CONFIG}")
         if not bootstrap["storage"]["volatile"]:

@@ -21,7 +21,7 @@ import peewee
 from chio import statedir
 from chio.errors import InputError, StateError
 from chio.kernel import receipts
-from chio.kernel.store import APPLICATION_ID, SCHEMA_VERSION
+from chio.kernel.store import APPLICATION_ID, SCHEMA_VERSION, half_initialised, unreadable
 
 _WAL = f"{statedir.DATABASE}-wal"
 
@@ -33,8 +33,10 @@ class Reader:
         self._database = database
         self._path = path
         self.live = live
-        version = self._one("PRAGMA user_version")[0]
-        if self._one("PRAGMA application_id")[0] != APPLICATION_ID or version != SCHEMA_VERSION:
+        version, application = self._one("PRAGMA user_version")[0], self._one("PRAGMA application_id")[0]
+        if (application, version) == (0, 0):
+            raise half_initialised(str(path))
+        if application != APPLICATION_ID or version != SCHEMA_VERSION:
             raise StateError(
                 "the state is of another version",
                 file=str(path),
@@ -51,7 +53,7 @@ class Reader:
     def _one(self, statement: str, *values: Any) -> tuple[Any, ...]:
         row = self._database.execute_sql(statement, values).fetchone()
         if row is None:
-            raise StateError("the state is half initialised", file=str(self._path), fix="remove it and run init again")
+            raise half_initialised(str(self._path))
         return row  # type: ignore[no-any-return]
 
     def status(self) -> dict[str, Any]:
@@ -90,8 +92,8 @@ class Reader:
                 "SELECT id, last_sequence, acknowledged_through, pending_messages, pending_bytes FROM mailbox"
             ),
             "servers": self._rows(
-                "SELECT server, number, coalesce(outcome, 'running') AS outcome, bytes AS stderr_bytes FROM server_start"
-                " ORDER BY server, number"
+                "SELECT server, number, coalesce(outcome, 'running') AS outcome, bytes AS stderr_bytes"
+                " FROM server_start ORDER BY server, number"
             ),
             "calls": {
                 row["state"]: row["n"] for row in self._rows("SELECT state, count(*) AS n FROM call GROUP BY state")
@@ -128,7 +130,7 @@ class Reader:
         return document
 
     def server_log(self, server: str, number: int | None) -> dict[str, Any]:
-        """`chio.process.server-log.v1`: what one start of a tool server wrote to stderr; the newest without a number."""
+        """`chio.process.server-log.v1`: what a tool server wrote to stderr; the newest start without a number."""
         found = self._rows(
             "SELECT number, outcome, kept, bytes FROM server_start WHERE server = ?1 AND number = coalesce(?2,"
             " (SELECT max(number) FROM server_start WHERE server = ?1))",
@@ -226,12 +228,7 @@ def _opened(file: Path, mode: str, path: Path, live: bool) -> Iterator[Reader]:
         database.execute_sql("BEGIN")
         yield Reader(database, path, live)
     except peewee.DatabaseError as error:
-        raise StateError(
-            "the state cannot be read",
-            file=str(path / statedir.DATABASE),
-            why=str(error),
-            fix="restore it from a backup",
-        ) from error
+        raise unreadable(str(path), error) from error
     finally:
         database.close()
 

@@ -38,6 +38,21 @@ _PRAGMAS = {
 }
 
 
+def unreadable(path: str, error: Exception) -> StateError:
+    return StateError(
+        "the state cannot be read", file=f"{path}/{statedir.DATABASE}", why=str(error), fix="restore it from a backup"
+    )
+
+
+def half_initialised(path: str) -> StateError:
+    return StateError(
+        "the state is half initialised",
+        file=path,
+        why="`init` did not finish",
+        fix="remove it and run `chio process init` again",
+    )
+
+
 class CommitFailed(Exception):
     """COMMIT reported an I/O error. The kernel must end without answering."""
 
@@ -102,18 +117,30 @@ class Store:
     @classmethod
     def open(cls, directory: int, path: str) -> Store:
         """The database of an existing state. Raises `StateError` for another version or a broken file."""
-        database = _connect()
+        if os.stat(statedir.DATABASE, dir_fd=directory).st_size == 0:
+            raise half_initialised(path)  # before SQLite makes a database of it
         try:
-            application = database.execute_sql("PRAGMA application_id").fetchone()[0]
-            version = database.execute_sql("PRAGMA user_version").fetchone()[0]
-            journal = database.execute_sql("PRAGMA journal_mode").fetchone()[0]
+            database = _connect()
         except peewee.DatabaseError as error:
-            raise StateError(
-                "the state cannot be read",
-                file=f"{path}/{statedir.DATABASE}",
-                why=str(error),
-                fix="restore it from a backup",
-            ) from error
+            raise unreadable(path, error) from error
+        try:
+            cls._check(database, path)
+        except peewee.DatabaseError as error:
+            database.close()
+            raise unreadable(path, error) from error
+        except StateError:
+            database.close()
+            raise
+        os.fsync(directory)
+        return cls(database, directory)
+
+    @staticmethod
+    def _check(database: peewee.SqliteDatabase, path: str) -> None:
+        application = database.execute_sql("PRAGMA application_id").fetchone()[0]
+        version = database.execute_sql("PRAGMA user_version").fetchone()[0]
+        journal = database.execute_sql("PRAGMA journal_mode").fetchone()[0]
+        if (application, version) == (0, 0):
+            raise half_initialised(path)
         if application != APPLICATION_ID or version != SCHEMA_VERSION:
             raise StateError(
                 "the state is of another version",
@@ -130,8 +157,6 @@ class Store:
                 why=journal,
                 fix="move it to a local disk",
             )
-        os.fsync(directory)
-        return cls(database, directory)
 
     def close(self) -> None:
         self._database.close()
@@ -146,10 +171,6 @@ class Store:
         self._execute("SAVEPOINT item")
 
     def release(self) -> None:
-        self._execute("RELEASE item")
-
-    def rollback_item(self) -> None:
-        self._execute("ROLLBACK TO item")
         self._execute("RELEASE item")
 
     def rollback(self) -> None:

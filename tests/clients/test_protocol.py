@@ -119,6 +119,14 @@ def test_after_a_refusal_the_next_call_takes_a_new_connection(client: str, peer:
     assert (refused.code, served.result) == ("invalid_request", RESULTS["inspect"])
 
 
+@pytest.mark.parametrize("reply", [error("conflict"), b"garbage\n"])
+def test_a_connection_whose_call_failed_is_closed_at_once(client: str, peer: Peer, reply: bytes) -> None:
+    closed: list[bool] = []
+    peer.play(answering(reply))  # ends only when the client closes
+    drive(client, peer.path, INSPECT, Wait(lambda: closed.append(peer.closed.acquire(timeout=10))))
+    assert closed == [True]
+
+
 def test_a_kernel_without_room_is_heard_although_it_answers_unasked(client: str, peer: Peer) -> None:
     peer.play(lambda stream: stream.send(error("limit_reached")))
     [outcome] = drive(client, peer.path, INSPECT)
@@ -219,6 +227,7 @@ def test_a_reply_that_breaks_off_is_truncated(client: str, peer: Peer, part: byt
         ok({**RESULTS["inspect"], "process_id": 7}),
         ok({**RESULTS["inspect"], "checkpoint": None}),
         ok(RESULTS["inspect"])[:-3] + b',"more":NaN}}\n',
+        ok(RESULTS["inspect"])[:-3] + b',"more":"\xff"}}\n',
         ok(RESULTS["inspect"]) + b"x",
         ok(RESULTS["inspect"]) + ok(RESULTS["inspect"]),
         b"[" * 200_000 + b"\n",

@@ -1,6 +1,5 @@
 """A launcher process per test module, and a folder to run in."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from tests.confine.launching import Runner
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can confine in this version")
     with Launcher.start() as launcher:
         yield Runner(launcher)
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from confine import (
+    ConfineError,
     Event,
     Exited,
     Launcher,
@@ -21,10 +24,32 @@ from confine import (
     load_profile,
     plan_mounts,
     plan_unconfined,
+    require_cgroups,
 )
 
 PYTHON = "/usr/bin/python3"
 PATIENCE_SECONDS = 20
+
+
+def _not_to_be_had() -> tuple[str, ...]:
+    """What the machine does not give an ordinary user, who then gives it up by name. Root gives up nothing."""
+    if os.geteuid() == 0:
+        return ()
+    names = []
+    try:
+        claim_identity().close()
+    except ConfineError:
+        names.append("distinct-uids")
+    try:
+        require_cgroups("required", ())
+    except ConfineError:
+        names.append("cgroup")
+    return tuple(names)
+
+
+WITHOUT = _not_to_be_had()
+needs_distinct_uids = pytest.mark.skipif("distinct-uids" in WITHOUT, reason="this user has no uids to give: subuid(5)")
+needs_cgroups = pytest.mark.skipif("cgroup" in WITHOUT, reason="this user was given no cgroup to make others in")
 
 
 @dataclass
@@ -70,16 +95,19 @@ class Runner:
         timeout_ms: int = 20_000,
         confined: bool = True,
         state_dir: str | None = None,
+        profile: str = "worker",
+        without: Sequence[str] = (),
         **plan: Any,
     ) -> tuple[LaunchSpec, int | None]:
         """A spec and the descriptor of its identity's lock."""
-        profile = load_profile("worker")
+        chosen = load_profile(profile)
         if confined:
             mounts = plan_mounts(argv=argv, cwd=str(cwd), state_dir=state_dir, **plan)
         else:
             mounts = plan_unconfined(argv=argv, cwd=str(cwd), **plan)
-        identity = claim_identity() if confined else None
-        spec = launch_spec(mounts, profile, check_limits(limits or {}, profile.limits), timeout_ms, identity)
+        given_up = (*WITHOUT, *without)
+        identity = claim_identity(given_up) if confined else None
+        spec = launch_spec(mounts, chosen, check_limits(limits or {}, chosen.limits), timeout_ms, identity, given_up)
         return spec, identity.fd if identity else None
 
     def start(self, spec: LaunchSpec, lock_fd: int | None, stdin: bytes = b"") -> str:

@@ -1,7 +1,9 @@
 """How attempts end: by themselves, by a limit, by a death of somebody on the way. Nothing stays alive or open."""
 
+import ctypes
 import fcntl
 import os
+import platform
 import resource
 import select
 import signal
@@ -30,14 +32,15 @@ os.wait()
 
 
 def processes_of(uid: int) -> list[int]:
-    """Live processes with that uid; one that is dead and not yet reaped by the machine's init is no process."""
+    """Live processes with that uid in a pid namespace below ours; one that is dead and not yet reaped is no process."""
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             status = Path(f"/proc/{name}/status").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if f"\nUid:\t{uid}\t" in status and "\nState:\tZ" not in status:
+        inside = len(status.partition("\nNSpid:")[2].partition("\n")[0].split()) > 1
+        if inside and f"\nUid:\t{uid}\t" in status and "\nState:\tZ" not in status:
             found.append(int(name))
     return found
 
@@ -88,6 +91,22 @@ print("continued")
 def test_ignored_signals_are_default_again_in_the_worker(runner: Runner, cwd: Path) -> None:
     ended = runner.run(["/bin/sh", "-c", "grep -E 'SigIgn|SigBlk' /proc/self/status"], cwd)
     assert [int(line.split()[1], 16) for line in ended.exited.stdout.splitlines()] == [0, 0]
+
+
+def test_signals_that_the_hosts_starter_blocked_are_open_again_in_the_worker(cwd: Path) -> None:
+    """The C library's own ones too, which pthread_sigmask(3) does not touch."""
+    blocked = ctypes.c_uint64(1 << 31 | 1 << 14)  # 32 (SIGCANCEL) and SIGTERM
+    before = ctypes.c_uint64()
+    mask = ctypes.CDLL(None).syscall
+    number, size = {"x86_64": 14, "aarch64": 135}[platform.machine()], ctypes.c_size_t(8)
+    mask(number, signal.SIG_BLOCK, ctypes.byref(blocked), ctypes.byref(before), size)
+    try:
+        launcher = Launcher.start()
+    finally:
+        mask(number, signal.SIG_SETMASK, ctypes.byref(before), None, size)
+    with launcher:
+        ended = Runner(launcher).run(["/bin/sh", "-c", "grep SigBlk /proc/self/status"], cwd)
+    assert int(ended.exited.stdout.split()[1], 16) == 0
 
 
 def test_the_peak_memory_is_the_programs_own_and_not_the_launchers(runner: Runner, cwd: Path) -> None:

@@ -127,12 +127,34 @@ def test_a_changed_executable_changes_the_plan(cwd: Path) -> None:
     assert before.program_sha256 == after.program_sha256
 
 
-def test_a_folder_that_everyone_may_read_keeps_its_ids(cwd: Path) -> None:
-    bind = next(bind for bind in plan(cwd).binds if bind.path == str(cwd))
-    assert bind.owner is None
-    cwd.chmod(0o750)
-    bind = next(bind for bind in plan(cwd).binds if bind.path == str(cwd))
-    assert bind.owner == (os.getuid(), os.getgid())
+def test_an_operators_folder_is_an_overlay_and_never_shown_with_its_owners_rights(cwd: Path) -> None:
+    for mode in (0o755, 0o700):
+        cwd.chmod(mode)
+        bind = next(bind for bind in plan(cwd).binds if bind.path == str(cwd))
+        assert (bind.overlaid, bind.owner) == (True, None)
+    assert not any(bind.overlaid for bind in plan(cwd).binds if bind.path.startswith(("/usr", "/etc")))
+
+
+def test_a_single_file_that_others_may_not_read_is_shown_with_its_owners_rights(cwd: Path, tmp_path: Path) -> None:
+    owners = {}
+    for mode in (0o644, 0o600):
+        file = tmp_path / f"{mode:o}"
+        file.touch()
+        file.chmod(mode)
+        bind = next(bind for bind in plan(cwd, read=[str(file)]).binds if bind.path == str(file))
+        owners[mode] = (bind.overlaid, bind.owner)
+    assert owners == {0o644: (False, None), 0o600: (False, (os.getuid(), os.getgid()))}
+
+
+def test_a_read_path_that_the_cwd_shows_as_well_is_not_mounted_again(cwd: Path) -> None:
+    for folder in ("open", "closed"):
+        (cwd / folder / "below").mkdir(parents=True)
+    (cwd / "closed").chmod(0o700)
+
+    def mounted(path: str) -> bool:
+        return any(bind.path == str(cwd / path) for bind in plan(cwd, read=[path]).binds)
+
+    assert [mounted(path) for path in ("open", "open/below", "closed", "closed/below")] == [False, False, True, True]
 
 
 def test_states_are_found_at_any_depth_and_in_read_paths(cwd: Path, tmp_path: Path) -> None:

@@ -220,7 +220,8 @@ class Servers:
                 for event in self.kernel.events():
                     self.kernel_said(event)
                 watched = {running.pidfd: name for name, running in self.running.items()}
-                found, _, _ = select.select([self.kernel, self.kernel.woken, *watched], [], [])
+                sources: list[Any] = [self.kernel, self.kernel.woken, *watched]
+                found, _, _ = select.select(sources, [], [])
                 for ready in found:
                     if ready == self.kernel.woken:
                         os.read(self.kernel.woken, 4096)

@@ -289,9 +289,9 @@ class Serving:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.host = Host(state.path)
         self._sockets = tempfile.TemporaryDirectory(prefix="chio-test-")
         self._listening: list[socket.socket] = []
-        self.host = Host(state.path)
 
     def worker(self, process: str) -> Worker:
         """A new attempt of a process, reserved by the kernel and served on a socket of its own."""

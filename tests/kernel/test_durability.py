@@ -192,7 +192,7 @@ def test_a_commit_that_fails_ends_the_kernel_without_an_answer(
             line.send(worker.call("lost", "send_jobs", {"message_key": "m1", "payload": "lost"}))
             assert line.read() == b""
             assert idle.read() == b""
-        with pytest.raises(HostFault):
+        with pytest.raises(HostFault, match=r"the kernel is gone .*; run the same command again"):
             serving.host.kernel.call("progress")
     stderr = capfd.readouterr().err
     assert stderr.startswith("chio: the Chio kernel stopped (")

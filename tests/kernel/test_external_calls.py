@@ -340,6 +340,7 @@ def test_a_tool_that_is_not_granted_is_refused_for_good_and_never_asked_for(make
     assert effects(tmp_path / "rogue", "seen.ndjson") == []
 
 
+BROKEN: list[dict[str, Any]] = [{"cents": 101}, {"cents": "1"}, {}, {"cents": 1.5}]
 SCHEMA = {"type": "object", "properties": {"cents": {"type": "integer", "maximum": 100}}, "required": ["cents"]}
 
 
@@ -354,7 +355,7 @@ def test_arguments_that_break_a_constraint_are_refused_and_a_child_keeps_its_par
     with state.serve() as serving:
         for name in ("a", "below"):
             worker = serving.worker(name)
-            for n, arguments in enumerate([{"cents": 101}, {"cents": "1"}, {}, {"cents": 1.5}]):
+            for n, arguments in enumerate(BROKEN):
                 frame = worker.call(f"{name} {n}", "pay", arguments, "bank")
                 first = worker.line(frame)
                 result = result_of(first)
@@ -755,7 +756,7 @@ def test_a_reconciled_call_keeps_its_receipt_and_shows_the_statement_beside_it(m
         worker = serving.worker("a")
         frame = worker.call("key", "do", {"how": "exit"}, "rogue")
         before = result_of(worker.line(frame))
-        statement = {"outcome": "applied", "by": "somebody", "evidence_sha256": "0" * 64}
+        statement: dict[str, Any] = {"outcome": "applied", "by": "somebody", "evidence_sha256": "0" * 64}
         serving.kernel.call("reconcile", process="a", key="key", **statement)
         after = worker.line(frame)
         result = result_of(after)

@@ -12,6 +12,7 @@ import os
 import select
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ pytestmark = [
 ]
 
 UNKNOWN = {"state": "incomplete", "reason": "outcome_unknown_after_dispatch"}
-PAY = {"operation_key": "pay-42", "tool_name": "pay", "arguments": {"to": "somebody", "cents": 100}}
+PAY: dict[str, Any] = {"operation_key": "pay-42", "tool_name": "pay", "arguments": {"to": "somebody", "cents": 100}}
 READ = {"operation_key": "read-42", "tool_name": "balance", "arguments": {"to": "somebody"}}
 
 VICTIMS = ["host", "kernel", "server"]

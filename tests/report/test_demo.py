@@ -14,7 +14,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="confining a worker ne
 
 
 def attempt(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROOT / ".ci/demo", folder], text=True, capture_output=True, timeout=120, check=False)
+    """Under the strictest umask that people have: workers read the project under uids of their own."""
+    return subprocess.run(
+        [ROOT / ".ci/demo", folder], text=True, capture_output=True, timeout=120, check=False, umask=0o077
+    )
 
 
 def demo(folder: Path) -> str:
