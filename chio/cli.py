@@ -96,11 +96,12 @@ def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _layers(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    from confine import LAYERS
+    if names:
+        from confine import LAYERS
 
-    for name in names:
-        if name not in LAYERS:
-            raise click.BadParameter(f"{name!r} is not one of {', '.join(LAYERS)}")
+        for name in names:
+            if name not in LAYERS:
+                raise click.BadParameter(f"{name!r} is not one of {', '.join(LAYERS)}")
     return names
 
 

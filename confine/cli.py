@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 from dataclasses import asdict
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -42,6 +42,8 @@ def main() -> None:
 @main.command(context_settings={"ignore_unknown_options": True})
 @click.option("--profile", default="worker", show_default=True, metavar="P", help="A profile's name, or a path.")
 @click.option("--read", multiple=True, metavar="PATH", help="One more file or folder to see, read-only.")
+@click.option("--write", multiple=True, metavar="PATH", help="A folder or file that the command may change.")
+@click.option("--record", metavar="FILE", help="A new file for what was observed of the launch and how it ended.")
 @click.option("--runtime-root", multiple=True, metavar="DIR", help="A folder where interpreters may be looked for.")
 @click.option("--limit", multiple=True, metavar="NAME=VALUE", help="A limit in place of the profile's.")
 @click.option("--timeout", type=click.IntRange(1, 86_400), default=3_600, show_default=True, metavar="SECONDS")
@@ -56,6 +58,8 @@ def main() -> None:
 def run(
     profile: str,
     read: tuple[str, ...],
+    write: tuple[str, ...],
+    record: str | None,
     runtime_root: tuple[str, ...],
     limit: tuple[str, ...],
     timeout: int,
@@ -72,11 +76,14 @@ def run(
         asked = dict(map(_parse_limit, limit))
         limits = check_limits(asked, chosen.limits)
         require_cgroups(chosen.cgroup, asked, without)
-        plan = plan_mounts(argv=command, cwd=os.getcwd(), state_dir=None, read=read, runtime_roots=runtime_root)
+        plan = plan_mounts(
+            argv=command, cwd=os.getcwd(), state_dir=None, read=read, write=write, runtime_roots=runtime_root
+        )
+        recorded = _new_record(record)
         with Launcher.start() as launcher:
             identity = claim_identity(without)
             spec = launch_spec(plan, chosen, limits, timeout * 1000, identity, without)
-            status = _run(launcher, spec, identity.fd)
+            status = _run(launcher, spec, identity.fd, recorded)
     except CommandRefused as error:
         _refuse(str(error), error.status)
     except ConfineError as error:
@@ -193,12 +200,25 @@ def _parse_limit(text: str) -> tuple[str, object]:
     return name, int(value) if value.isdecimal() else value
 
 
-def _run(launcher: Launcher, spec: LaunchSpec, lock_fd: int) -> int:
+def _new_record(path: str | None) -> TextIO | None:
+    """The record's file, made before anything starts. ConfineError when it cannot be, or is there already."""
+    if path is None:
+        return None
+    try:
+        return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8")
+    except OSError as error:
+        raise ConfineError(
+            f"the record cannot be written: {error.strerror}", path=path, fix="name a new file"
+        ) from None
+
+
+def _run(launcher: Launcher, spec: LaunchSpec, lock_fd: int, record: TextIO | None) -> int:
     # A terminal is not handed in: what can read it can often write to it, and what it shows is trusted.
     stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC) if sys.stdin.isatty() else sys.stdin.fileno()
     launcher.launch("run", spec, stdin, [lock_fd], (sys.stdout.fileno(), sys.stderr.fileno()))
     poll = select.poll()
     poll.register(launcher, select.POLLIN)
+    seen: dict[str, object] = {"schema": "chio.confine-record.v1", "launch": None, "end": None}
     while True:
         try:
             poll.poll()
@@ -206,9 +226,15 @@ def _run(launcher: Launcher, spec: LaunchSpec, lock_fd: int) -> int:
             launcher.kill("run", "interrupted")
         for event in launcher.receive():
             if isinstance(event, Observed):
+                seen["launch"] = asdict(event)
                 launcher.resume("run")
-            else:
-                return _status(event)
+                continue
+            if record is not None:
+                # What the command wrote went to its own streams; the record says how much.
+                end = {name: value for name, value in asdict(event).items() if name not in ("stdout", "stderr")}
+                with record:
+                    json.dump(seen | {"end": end}, record, indent=2)
+            return _status(event)
 
 
 def _status(event: Event) -> int:

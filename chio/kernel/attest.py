@@ -21,7 +21,7 @@ from chio.errors import InputError, StateError
 from chio.kernel import receipts
 from chio.kernel.calls import State
 from chio.kernel.grants import MAILBOX_SERVER
-from chio.kernel.ledger import CallError
+from chio.kernel.invocations import CallError
 from chio.kernel.log import leaf_bytes, proof_ranges, root_of
 from chio.kernel.store import CallRow
 from chio.signing import signed_text

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from chio import wire
 from chio.errors import WireError
-from chio.kernel.ledger import Caller
+from chio.kernel.invocations import Caller
 
 MAX_CONNECTIONS = 64
 _SO_PEERPIDFD = 77

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
 
+from chio.errors import InputError
+from chio.schema import Policy
+
 if TYPE_CHECKING:
     from chio.kernel.grants import Capability
 
@@ -34,6 +37,23 @@ def compiled(schema: dict[str, Any]) -> jsonschema_rs.Validator:
         return jsonschema_rs.Draft202012Validator(schema)
     except jsonschema_rs.ValidationError as error:
         raise ValueError(error.message) from error
+
+
+def require_schemas(policy: Policy, file: str) -> None:
+    """Raises `InputError` for a constraint of the policy that cannot be used."""
+    for position, tool in enumerate(policy.capabilities.default.tools):
+        if tool.constraints is None:
+            continue
+        try:
+            compiled(tool.constraints)
+        except ValueError as error:
+            raise InputError(
+                "a constraint is no JSON Schema that can be used",
+                file=file,
+                field=f"capabilities.default.tools[{position}].constraints",
+                why=str(error).split("\n", maxsplit=1)[0],
+                fix="write a self-contained schema of draft 2020-12",
+            ) from error
 
 
 def _refuse_remote(value: Any) -> None:

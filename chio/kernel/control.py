@@ -21,7 +21,7 @@ from chio import canonical
 from chio.errors import ChioError, HostFault, InputError, StateError
 from chio.kernel import attest, grants, recovery
 from chio.kernel.connections import MAX_CONNECTIONS, Listener
-from chio.kernel.ledger import Caller
+from chio.kernel.invocations import Caller
 from chio.kernel.process import Kernel
 from chio.kernel.tree import Node
 from chio.kernel.writer import Item

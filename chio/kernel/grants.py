@@ -14,7 +14,6 @@ import msgspec
 
 from chio import canonical
 from chio.errors import InputError
-from chio.kernel.constraints import compiled
 from chio.schema import RESERVED_SERVERS, ROOT, Child, HostConfig, Policy
 from chio.signing import SigningKey, signed_text
 
@@ -69,7 +68,7 @@ class _Token(msgspec.Struct):
 
 
 def require_tools(config: HostConfig, policy: Policy, policy_file: str, servers: dict[str, list[str]]) -> None:
-    """Raises `InputError` for a grant of a tool that the host does not have, or with a constraint that is none."""
+    """Raises `InputError` for a grant of a tool that the host does not have."""
     known = mailbox_tools(config) | servers
     for position, tool in enumerate(policy.capabilities.default.tools):
         if tool.server not in known or (tool.tool != "*" and tool.tool not in known[tool.server]):
@@ -80,8 +79,6 @@ def require_tools(config: HostConfig, policy: Policy, policy_file: str, servers:
                 why=f"{tool.server}/{tool.tool}",
                 fix=_known_list(known),
             )
-        if tool.constraints is not None:
-            _require_schema(tool.constraints, policy_file, f"capabilities.default.tools[{position}].constraints")
 
 
 def issue(
@@ -151,19 +148,6 @@ def issue(
         grants = _narrow(parent, child, f"children[{position}]", file, known)
         issued[child.id] = sign(child.id, parent, child.budget_share_bps, grants)
     return issued
-
-
-def _require_schema(schema: dict[str, Any], file: str, field: str) -> None:
-    try:
-        compiled(schema)
-    except ValueError as error:
-        raise InputError(
-            "a constraint is no JSON Schema that can be used",
-            file=file,
-            field=field,
-            why=str(error).split("\n", maxsplit=1)[0],
-            fix="write a self-contained schema of draft 2020-12",
-        ) from error
 
 
 def _narrow(parent: Capability, child: Child, field: str, file: str, known: dict[str, list[str]]) -> list[Grant]:

@@ -20,6 +20,7 @@ from chio import canonical, schema, statedir
 from chio.errors import StateError
 from chio.kernel import budgets, grants
 from chio.kernel.clock import Clock
+from chio.kernel.constraints import require_schemas
 from chio.kernel.log import Log, leaf_hash, origin
 from chio.kernel.store import Store
 from chio.signing import Keyring, signed_text
@@ -56,6 +57,7 @@ def initialize(
     keys, runtime_id, now_ms = Keyring.generate(), str(uuid.uuid4()), Clock(0).now_ms()
     names = {server: [tool.name for tool in found] for server, found in tools.items()}
     grants.require_tools(config, policy, policy_source.path, names)
+    require_schemas(policy, policy_source.path)
     issued = grants.issue(
         config,
         policy,

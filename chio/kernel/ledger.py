@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol
 
@@ -23,64 +23,26 @@ from chio.kernel.calls import MAX_DISPATCHES, OUTCOMES, TRANSITIONS, Counts, Eve
 from chio.kernel.clock import Clock
 from chio.kernel.constraints import Constraints
 from chio.kernel.grants import MAILBOX_SERVER, covering
+from chio.kernel.invocations import (
+    Answer,
+    Caller,
+    CallError,
+    Dispatch,
+    Down,
+    Live,
+    Request,
+    attempt_members,
+    call_members,
+    debited,
+    intent_body,
+    result_text,
+    terminal_state,
+)
 from chio.kernel.log import Log, leaf_hash
-from chio.kernel.mailboxes import Mailboxes, Refused, Waiting, is_name
+from chio.kernel.mailboxes import Mailboxes, Refused, Waiting
 from chio.kernel.store import CallRow, Store
 from chio.kernel.tree import Node, Tree
 from chio.signing import RecordType, SigningKey, signed_text
-
-_INVOKE_FIELDS = frozenset({"op", "operation_key", "server_id", "tool_name", "arguments"})
-
-
-class CallError(Exception):
-    """An answer without a receipt: `code` is the contract's server code. Nothing was written."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls, by socket and credential. `attempt` is null under serve, `launch_id` for an unconfined worker."""
-
-    node: Node
-    attempt: int | None
-    launch_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A well-formed `invoke`. `parameters` is the JCS of `arguments`."""
-
-    key: str
-    server: str
-    tool: str
-    arguments: dict[str, Any]
-    parameters: bytes
-    recovery_policy: str
-    plain: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """An intent that this commit writes: to be sent when it is on disk, never before."""
-
-    call: CallRow
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """The same call is on its way: its repeats wait for the one outcome."""
-
-    call: CallRow
-
-
-@dataclass(frozen=True, slots=True)
-class Down:
-    """The call would be admitted, but its server is not up: nothing was written."""
-
-    server: str
 
 
 class Servers(Protocol):
@@ -91,31 +53,6 @@ class Servers(Protocol):
     def is_read(self, server: str, tool: str) -> bool: ...
 
     def is_up(self, server: str) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply that carries a receipt. `wakes` is a mailbox that got a message in this commit."""
-
-    result: bytes
-    receipt: bytes
-    wakes: str | None = None
-
-
-def read_request(operation: dict[str, Any], plain: bool) -> Request:
-    """The fields of an `invoke`. Raises `CallError("invalid_request")`."""
-    keys = operation.keys()
-    if not (
-        keys == _INVOKE_FIELDS
-        or (keys == _INVOKE_FIELDS | {"known_outcome_only"} and operation["known_outcome_only"] is True)
-    ):
-        raise CallError("invalid_request")
-    key, server, tool = operation["operation_key"], operation["server_id"], operation["tool_name"]
-    arguments = operation["arguments"]
-    if not (is_name(key) and is_name(server) and is_name(tool)) or type(arguments) is not dict:
-        raise CallError("invalid_request")
-    policy = "known_outcome_only" if "known_outcome_only" in keys else "default"
-    return Request(key, server, tool, arguments, canonical.encode_scanned(arguments, plain), policy, plain)
 
 
 class Ledger:
@@ -205,7 +142,27 @@ class Ledger:
             parameter_hash,
             request.recovery_policy,
         )
-        facts = Facts(
+        facts = self._facts(node, request, known, binding)
+        decision = decide(facts)
+        if decision.verdict is Verdict.REPLAY and known is not None:
+            return self._repeat(known, caller, request, facts)
+        if decision.verdict in (Verdict.CANCELLED, Verdict.CONFLICT, Verdict.LIMIT_REACHED):
+            raise CallError(decision.verdict.value)
+        call = self._new_call(caller, request, salt, parameter_hash, binding)
+        checks = EVIDENCE[decision.verdict]
+        if decision.grant is None:
+            call.reason = decision.verdict.value
+            return self._enter(call, node, Event.REFUSED, request.parameters, checks, GUARD_OF[decision.verdict])
+        if request.server == MAILBOX_SERVER:
+            return self._built_in(call, node, request, decision.grant, checks, may_wait)
+        if not self._servers.is_up(request.server):
+            return Down(request.server)
+        self._require_room()
+        self._dispatch(call, None, Event.ADMITTED, node, request.parameters, decision.grant)
+        return Dispatch(call)
+
+    def _facts(self, node: Node, request: Request, known: CallRow | None, binding: str) -> Facts:
+        return Facts(
             running=all(above.running for above in node.path),
             known_binding=known.binding if known else None,
             binding=binding,
@@ -219,12 +176,10 @@ class Ledger:
             constraints_hold=lambda position: self._constraints.hold(node.capability, position, request.arguments),
             invocations_left=lambda position: self._invocations_left(node, position),
         )
-        decision = decide(facts)
-        if decision.verdict is Verdict.REPLAY and known is not None:
-            return self._repeat(known, caller, request, facts)
-        if decision.verdict in (Verdict.CANCELLED, Verdict.CONFLICT, Verdict.LIMIT_REACHED):
-            raise CallError(decision.verdict.value)
-        call = CallRow(
+
+    def _new_call(self, caller: Caller, request: Request, salt: bytes, parameter_hash: str, binding: str) -> CallRow:
+        node = caller.node
+        return CallRow(
             process=node.id,
             operation_key=request.key,
             state=State.REFUSED,
@@ -244,17 +199,6 @@ class Ledger:
             output=None,
             receipt=None,
         )
-        checks = EVIDENCE[decision.verdict]
-        if decision.grant is None:
-            call.reason = decision.verdict.value
-            return self._enter(call, node, Event.REFUSED, request.parameters, checks, GUARD_OF[decision.verdict])
-        if request.server == MAILBOX_SERVER:
-            return self._built_in(call, node, request, decision.grant, checks, may_wait)
-        if not self._servers.is_up(request.server):
-            return Down(request.server)
-        self._require_room()
-        self._dispatch(call, None, Event.ADMITTED, node, request.parameters, decision.grant)
-        return Dispatch(call)
 
     def _tool_exists(self, request: Request) -> bool:
         if request.server == MAILBOX_SERVER:
@@ -306,9 +250,9 @@ class Ledger:
         move = transition(before, event)
         call.state, call.parameters, call.receipt, call.output, call.reason = move.to, parameters, None, None, None
         debits = node.debit_path(grant) if Counts.GRANTS in move.counts else []
-        call.debited = _debited(debits)
+        call.debited = debited(debits)
         for leaf in move.leaves:
-            self.append(leaf, canonical.encode_plain(_intent(call, node)))
+            self.append(leaf, canonical.encode_plain(intent_body(call, node)))
         self._count(move.counts, node, debits)
         if before is None:
             self._store.put_call(call)
@@ -341,7 +285,7 @@ class Ledger:
             ran.write()
         call.output = ran.output
         debits = node.debit_path(grant)
-        call.debited = _debited(debits)
+        call.debited = debited(debits)
         answer = self._enter(call, node, Event.BUILT_IN_RAN, request.parameters, checks, None, debits)
         return Answer(answer.result, answer.receipt, ran.wakes)
 
@@ -362,7 +306,7 @@ class Ledger:
         receipt = self._receipt(call, node, parameters, checks, guard)
         self._count(move.counts, node, debits or [])
         self._store.put_call(call)
-        return Answer(_result(call, receipt), receipt)
+        return Answer(result_text(call, receipt), receipt)
 
     def _count(self, counts: Counts, node: Node, debits: list[tuple[Node, int, int]]) -> None:
         if Counts.CALL in counts:
@@ -398,11 +342,11 @@ class Ledger:
             for name, position in orjson.loads(call.debited or "[]"):
                 self._store.debit_grant(name, position, -1)
         self._store.move_call(call, before)
-        return Answer(_result(call, receipt), receipt)
+        return Answer(result_text(call, receipt), receipt)
 
     def incident(self, call: CallRow, detail: str, **members: Any) -> None:
         """Something that a reviewer of this call should know, beside its receipt."""
-        self.record("incident", {"call": _call_members(call), "detail": detail, **members})
+        self.record("incident", {"call": call_members(call), "detail": detail, **members})
 
     def damage(self, call: CallRow) -> str | None:
         """Why a dispatched row cannot be believed, held against what its intent was made of; None if it can."""
@@ -453,7 +397,7 @@ class Ledger:
             )
         before, move = call.state, transition(call.state, Event.RECONCILED)
         self._open_commit()
-        record = {"call": _call_members(call), "outcome": outcome, "by": by, "evidence_sha256": evidence_sha256}
+        record = {"call": call_members(call), "outcome": outcome, "by": by, "evidence_sha256": evidence_sha256}
         indexes = [self.record(leaf, record) for leaf in move.leaves]
         call.state = move.to
         call.reconciliation = canonical.encode({"outcome": outcome, "by": by, "record": indexes[0]}).decode()
@@ -484,7 +428,7 @@ class Ledger:
         if kind != "receipt" or not _answers(call, body, disclosed):
             raise CallError("runtime_error")
         receipt = receipts.text(body.encode(), (disclosed or "{}").encode(), (signature or "").encode())
-        return Answer(_result(call, receipt), receipt)
+        return Answer(result_text(call, receipt), receipt)
 
     def _receipt(
         self, call: CallRow, node: Node, parameters: bytes, checks: tuple[dict[str, object], ...], guard: str | None
@@ -512,11 +456,11 @@ class Ledger:
                 "tool_name": call.tool,
                 "action": {"parameter_hash": call.parameter_hash},
                 "decision": decision,
-                "terminal_state": _terminal_state(call),
+                "terminal_state": terminal_state(call),
                 "output": output,
                 "policy_hash": self._policy_hash,
-                "call": _call_members(call),
-                "attempt": _attempt(call),
+                "call": call_members(call),
+                "attempt": attempt_members(call),
                 "evidence": checks,
                 "kernel_key": self._key.public,
             }
@@ -527,13 +471,6 @@ class Ledger:
         return receipts.text(body, disclosed, signature.encode())
 
 
-def _terminal_state(call: CallRow) -> dict[str, str]:
-    outcome = OUTCOMES[call.state]
-    if outcome.terminal_reason is None:
-        return {"state": outcome.terminal_state}
-    return {"state": outcome.terminal_state, "reason": outcome.terminal_reason}
-
-
 def _answers(call: CallRow, body: str, disclosed: str | None) -> bool:
     """Whether a receipt is this call's, and its output the one that the receipt commits to."""
     try:
@@ -541,57 +478,8 @@ def _answers(call: CallRow, body: str, disclosed: str | None) -> bool:
         salt = orjson.loads(disclosed or "{}").get("output_salt")
     except orjson.JSONDecodeError:
         return False
-    if receipt["call"] != _call_members(call) or receipt["decision"]["verdict"] != OUTCOMES[call.state].decision:
+    if receipt["call"] != call_members(call) or receipt["decision"]["verdict"] != OUTCOMES[call.state].decision:
         return False
     if call.output is None or receipt["output"] is None or salt is None:
         return (call.output is None) == (receipt["output"] is None)
     return bool(receipt["output"]["hash"] == receipts.commitment(bytes.fromhex(salt), call.output))
-
-
-def _debited(debits: list[tuple[Node, int, int]]) -> str | None:
-    """What a refund has to give back: JCS of [[process, grant], …]."""
-    return canonical.encode_plain([[at.id, position] for at, position, _ in debits]).decode() if debits else None
-
-
-def _intent(call: CallRow, node: Node) -> dict[str, Any]:
-    return {
-        "call": _call_members(call),
-        "attempt": _attempt(call),
-        "capability_id": node.capability.id,
-        "server": call.server,
-        "tool": call.tool,
-        "parameter_hash": call.parameter_hash,
-    }
-
-
-def _attempt(call: CallRow) -> dict[str, Any] | None:
-    return {"number": call.attempt, "launch_id": call.launch_id} if call.attempt is not None else None
-
-
-def _call_members(call: CallRow) -> dict[str, Any]:
-    """The `call` object of receipts, intents and incidents."""
-    return {
-        "process_id": call.process,
-        "operation_key": call.operation_key,
-        "request_id": call.request_id,
-        "binding": call.binding,
-        "dispatch": call.dispatch,
-        "recovery_policy": call.recovery_policy,
-    }
-
-
-def _result(call: CallRow, receipt: bytes) -> bytes:
-    """The `result` of an invoke's reply, from what is stored: a replay is byte for byte the first answer."""
-    beside = {"reconciliation": orjson.Fragment(call.reconciliation)} if call.reconciliation is not None else {}
-    return orjson.dumps(
-        {
-            "request_id": call.request_id,
-            "verdict": OUTCOMES[call.state].verdict,
-            "output": orjson.Fragment(call.output) if call.output is not None else None,
-            "reason": call.reason,
-            "terminal_state": _terminal_state(call),
-            "receipt_json": receipt.decode(),
-            **beside,
-            "execution_nonce_json": None,
-        }
-    )

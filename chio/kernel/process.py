@@ -23,7 +23,8 @@ from chio.kernel import grants, recovery
 from chio.kernel.calls import Event
 from chio.kernel.clock import Clock
 from chio.kernel.connections import Connection, Connections
-from chio.kernel.ledger import Answer, Caller, CallError, Dispatch, Down, Ledger, Live, Request, read_request
+from chio.kernel.invocations import Answer, Caller, CallError, Dispatch, Down, Live, Request, read_request
+from chio.kernel.ledger import Ledger
 from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
 from chio.kernel.state import MAX_BLOB_BYTES, StateRefused, WorkerState

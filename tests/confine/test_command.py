@@ -74,3 +74,29 @@ def test_an_ordinary_user_is_told_what_to_do() -> None:
     )
     assert (done.returncode, done.stdout) == (125, b"")
     assert b"--without distinct-uids" in done.stderr
+
+
+def test_a_write_path_can_be_changed_and_belongs_to_the_folders_owner(cwd: Path) -> None:
+    (cwd / "out").mkdir(mode=0o700)
+    done = chio_confine(cwd, "run", "--write", "out", "--", "sh", "-c", "echo kept > out/file; echo lost > file")
+    assert b"Read-only file system" in done.stderr
+    made = os.stat(cwd / "out" / "file")
+    assert ((cwd / "out" / "file").read_text(), made.st_uid, made.st_gid) == ("kept\n", os.geteuid(), os.getegid())
+    assert not (cwd / "file").exists()
+
+
+def test_a_record_holds_what_was_observed_and_how_it_ended(cwd: Path) -> None:
+    done = chio_confine(cwd, "run", "--record", "record.json", "--", "sh", "-c", "echo said; exit 3")
+    record = json.loads((cwd / "record.json").read_text())
+    assert (done.returncode, record["end"]["exit_code"], record["end"]["stdout_bytes"]) == (3, 3, 5)
+    observed = {field["name"]: field for field in record["launch"]["fields"]}
+    assert record["launch"]["satisfied"] is True
+    assert observed["no_new_privs"] == {
+        "name": "no_new_privs", "asked": 1, "value": 1, "source": "observed", "detail": None,
+    }  # fmt: skip
+
+
+def test_a_record_that_exists_is_not_written_over_and_nothing_runs(cwd: Path) -> None:
+    (cwd / "record.json").write_text("mine")
+    done = chio_confine(cwd, "run", "--record", "record.json", "--", "true")
+    assert (done.returncode, (cwd / "record.json").read_text()) == (125, "mine")

@@ -187,6 +187,14 @@ MODE = "rules.kernel.durable_admission_mode"
 TOOLS = "rules.capabilities.default.tools"
 
 # What is changed; then the file and the field that the line names, and a word of why or of the fix.
+def server(**changes: Any) -> dict[str, Any]:
+    return {"id": "s", "command": ["true"], **changes}
+
+
+def servers(*entries: dict[str, Any]) -> Change:
+    return put("host.servers", list(entries))
+
+
 REFUSED: dict[str, tuple[Change, str, str, str]] = {
     "an unknown field": (put("host.more", 1), HOST, "more", "unknown"),
     "an unknown field of the limits": (put("host.limits.more", 1), HOST, "limits.more", "unknown"),
@@ -217,7 +225,17 @@ REFUSED: dict[str, tuple[Change, str, str, str]] = {
     "messages over 64 KiB": (
         put("host.mailboxes.0.limits", {"max_message_bytes": 65_537}),
         HOST, "mailboxes[0].limits.max_message_bytes", "65536"),
-    "a tool server": (put("host.servers", [{"id": "s", "command": ["x"]}]), HOST, "servers", "not available"),
+    "a server that is nowhere": (servers(server(command=["no such program"])), HOST, "servers[0]", "no such program"),
+    "a server without a command": (servers(server(command=[])), HOST, "servers[0].command", "1"),
+    "a server called as ours": (servers(server(id="chio-ipc")), HOST, "servers[0].id", "chio-ipc"),
+    "a server twice": (servers(server(), server()), HOST, "servers[1]", "`s`"),
+    "a server with a space": (servers(server(id="a b")), HOST, "servers[0].id", ""),
+    "33 servers": (servers(*(server(id=f"s{n}") for n in range(33))), HOST, "servers", "32"),
+    "no patience": (servers(server(request_timeout_seconds=0)), HOST, "servers[0].request_timeout_seconds", "1"),
+    "an hour and more": (
+        servers(server(request_timeout_seconds=3601)), HOST, "servers[0].request_timeout_seconds", "3600"),
+    "an unknown profile": (servers(server(confinement={"profile": "none such"})), HOST, "servers[0]", "none such"),
+    "an unknown field of a server": (servers(server(env={})), HOST, "servers[0]", "env"),
     "a child called root": (children(child("root")), HOST, "children[0].id", "root"),
     "a child twice": (children(child("a"), child("a")), HOST, "children[1].id", "`a`"),
     "a child with a space": (children(child("a b")), HOST, "children[0].id", ""),
@@ -261,7 +279,10 @@ REFUSED: dict[str, tuple[Change, str, str, str]] = {
     "an unknown operation": (tools(grant(operations=["read"])), POLICY, f"{TOOL}.operations[0]", "read"),
     "an operation twice": (tools(grant(operations=["invoke", "invoke"])), POLICY, f"{TOOL}.operations", "twice"),
     "no invocation": (tools(grant(max_invocations=0)), POLICY, f"{TOOL}.max_invocations", "1"),
-    "constraints": (tools(grant(constraints={"type": "object"})), POLICY, f"{TOOL}.constraints", "not available"),
+    "constraints of text": (tools(grant(constraints="object")), POLICY, f"{TOOL}.constraints", "object"),
+    "a schema that is none": (tools(grant(constraints={"type": "thing"})), POLICY, f"{TOOL}.constraints", "thing"),
+    "a schema elsewhere": (
+        tools(grant(constraints={"$ref": "file:///etc/passwd"})), POLICY, f"{TOOL}.constraints", "outside the schema"),
     "every server": (tools(grant(server="*")), POLICY, f"{TOOL}.server", "one server"),
     "a server that is not there": (tools(grant(server="billing")), POLICY, TOOL, "billing/*"),
     "a tool that is not there": (tools(grant("send_nothing")), POLICY, TOOL, "chio-ipc/send_nothing"),

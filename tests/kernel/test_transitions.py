@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -33,6 +34,7 @@ from chio.kernel.recovery import restore_log
 from chio.kernel.store import CallRow, Store
 from chio.kernel.tree import Tree
 from chio.signing import SigningKey
+from chio.tools.router import Router
 from tests.kernel import serving
 from tests.kernel.serving import Serving, Worker, child, config, grant, policy, result_of
 from verify.receipts import verify_receipt
@@ -314,7 +316,7 @@ def test_a_move_from_another_state_than_the_rows_changes_nothing(
         "UPDATE call SET state = 'completed'",
         "INSERT INTO call SELECT id + 1, process, operation_key, state, server, tool, recovery_policy, binding,"
         " parameter_salt, parameter_hash, parameters, dispatch, request_id, attempt, launch_id, debited, reason,"
-        " output, receipt FROM call",
+        " output, receipt, reconciliation FROM call",
     ],
 )
 def test_the_schema_itself_refuses_a_call_that_the_table_cannot_reach(
@@ -347,11 +349,12 @@ def test_settling_a_dispatched_call_writes_what_its_row_of_the_table_names(
         ledger = Ledger(
             planter.store, planter.log, Tree(planter.store, ""), Mailboxes(planter.store, {}), Clock(0), key,
             runtime_id=planter.runtime_id, policy_hash=external.pins.policy_digest, open_commit=planter.store.begin,
+            servers=Router(asyncio.new_event_loop(), lambda _: None), has_room=lambda: True,
         )  # fmt: skip
         row = planter.store.find_call("a", "key")
         assert row is not None
         size = planter.log.size
-        text = ledger.settle(row, event, "told by the test", output)
+        text = ledger.settle(row, event, "told by the test", output).receipt
         leaves = [planter.store.leaf(index)[0] for index in range(size, planter.log.size)]
         kept = planter.store.find_call("a", "key")
         used = planter.store.grant_used("a", 0), planter.store.grant_used("root", 0)

@@ -9,64 +9,24 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.verify import observed
+from tests.verify.judging import UNREADABLE, Judge, another, at, failed, outcome, places, put
 from tests.verify.observed import Parts, assemble, key_of, parts, sign
 from tests.verify.signed import jcs
-from verify.calls import CallVerdict, Observation, check_call
-from verify.keys import PublicKey
-from verify.requests import Context, Request
+from verify.requests import Request
 from verify.verdict import VerifyError
 
-KERNEL_KEY = key_of(observed.KERNEL)
 CHECKS = [
     "signer_pin", "runtime_pin", "original_request", "issued_capability", "worker_response", "retained_operation",
     "continuation_custody",
 ]  # fmt: skip
 UNCHECKED = ["physical_effects", "aggregate_usage", "confinement"]
-
-Judge = Callable[..., CallVerdict]
-
-
-@pytest.fixture
-def judge(tmp_path: Path) -> Judge:
-    """Judges an artifact for a reviewer who kept `made`'s request and context."""
-
-    def judge(
-        made: Parts, artifact: bytes | None = None, *, key: str = KERNEL_KEY, runtime_id: str = observed.RUNTIME_ID
-    ) -> CallVerdict:
-        (tmp_path / "request.json").write_bytes(jcs(made.request))
-        (tmp_path / "context.json").write_bytes(jcs(made.context))
-        return check_call(
-            Observation.read(artifact if artifact is not None else assemble(made)),
-            Request.from_file(str(tmp_path / "request.json")),
-            Context.from_file(str(tmp_path / "context.json")),
-            PublicKey.from_hex(key),
-            runtime_id,
-        )
-
-    return judge
-
-
-def failed(verdict: CallVerdict) -> list[str]:
-    return [name for name, _ in verdict.findings.failed]
-
-
-def outcome(judged: Callable[[], CallVerdict]) -> list[str]:
-    """The checks that failed; where the artifact could not even be read, the one that refused it."""
-    try:
-        return failed(judged())
-    except VerifyError as error:
-        return [error.check]
-
-
-UNREADABLE = {"fields", "text", "canonical"}
-
 
 # --- what is accepted ------------------------------------------------------------------------------------------------
 
@@ -115,54 +75,6 @@ def test_spacing_and_order_of_the_reviewers_own_documents_mean_nothing(tmp_path:
 
 
 # --- forgeries: no key -----------------------------------------------------------------------------------------------
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a document that holds a scalar or something empty."""
-    if isinstance(value, dict | list) and value:
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(item, (*path, name))
-    else:
-        yield path
-
-
-def at(document: Any, path: tuple[Any, ...]) -> Any:
-    for name in path:
-        document = document[name]
-    return document
-
-
-def put(document: Any, path: tuple[Any, ...], value: Any) -> None:
-    at(document, path[:-1])[path[-1]] = value
-
-
-# A member of one of these sets is changed into its neighbour, so that the document keeps its shape.
-WORDS = (
-    ["completed", "unknown", "compensated", "reconciled"],
-    ["allow", "deny", "incomplete"],
-    ["default", "known_outcome_only"],
-    ["applied", "not_applied"],
-    ["value", "text"],
-    ["invoke", "delegate"],
-    [observed.ORIGINAL, observed.READBACK, "no_custody_claim"],
-)
-
-
-def another(value: Any) -> Any:
-    """Something else of the same shape."""
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int):
-        return value + 1
-    if isinstance(value, str):
-        for words in WORDS:
-            if value in words:
-                return words[(words.index(value) + 1) % len(words)]
-        if value.startswith("process:"):
-            return "process:" + another(value[8:])
-        last = value[-1]
-        return value[:-1] + ("0" if last != "0" else "1")
-    return "something else"
 
 
 def a_forgery(case: str, path: tuple[Any, ...]) -> bytes:
@@ -450,46 +362,6 @@ def test_a_whole_artifact_of_another_call_is_given_away(judge: Judge) -> None:
                 assert "original_request" in failed(judge(parts(mine), assemble(parts(theirs)))), (mine, theirs)
 
 
-def test_leaves_out_of_order_or_twice_are_refused(judge: Judge) -> None:
-    made = parts("reconciled")
-    for own in (made.own[::-1], made.own[:1] * 2 + made.own[1:], made.own[:1], [], made.own + made.own[-1:]):
-        changed = parts("reconciled")
-        changed.own = own
-        found = outcome(lambda changed=changed: judge(changed))
-        assert found == ["fields"] or "continuation_custody" in found, own
-
-
-@pytest.mark.parametrize("case", ["completed", "redispatched"])
-def test_a_claim_of_original_custody_without_its_intent_is_given_away(case: str, judge: Judge) -> None:
-    made = parts(case)
-    del made.own[0]
-    assert failed(judge(made)) == ["continuation_custody"]
-
-
-def test_a_refusal_that_claims_custody_or_an_operation_is_given_away(judge: Judge) -> None:
-    made = parts("refused")
-    made.observation["custody_binding"] = observed.ORIGINAL
-    assert failed(judge(made)) == ["continuation_custody"]
-    made = parts("refused")
-    made.observation["operation"] = {"state": "completed"}
-    assert failed(judge(made)) == ["retained_operation"]
-
-
-def test_a_reconciliation_that_is_claimed_and_not_in_the_log_is_given_away(judge: Judge) -> None:
-    made = parts("reconciled")
-    made.own.pop()
-    assert failed(judge(made)) == ["worker_response", "retained_operation"]
-
-
-def test_a_leaf_that_the_checkpoint_does_not_cover_is_given_away(judge: Judge) -> None:
-    made = parts("completed")
-    body = observed.observation_body(made)
-    made.log[1][1]["event"] = "ended"  # the log is another one, and so is its root
-    body["checkpoint"] = observed.observation_body(made)["checkpoint"]
-    found = failed(judge(made, observed.signed_text("observation", body, observed.KERNEL).encode()))
-    assert found == ["retained_operation", "continuation_custody"]
-
-
 # --- lies: a wrong key ------------------------------------------------------------------------------------------------
 
 
@@ -515,162 +387,3 @@ def test_a_signature_made_for_another_type_is_no_observation(judge: Judge) -> No
     body = observed.observation_body(made)
     artifact = jcs({"body": body, "signature": sign("receipt", body, observed.KERNEL)})
     assert failed(judge(made, artifact)) == ["signer_pin"]
-
-
-# --- the capability chain ---------------------------------------------------------------------------------------------
-
-
-def rechained(change: Callable[[dict[str, Any], dict[str, Any]], None], case: str = "completed") -> Parts:
-    """A call whose chain was issued as changed: ids, bootstrap and context follow, so only the rule is broken."""
-    own, root = observed.tokens()
-    change(own, root)
-    own["parent_capability_id"] = observed.signed_id("capability", root)
-    return observed.parts(case, chain=[own, root])
-
-
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        (("grants", 0, "server"), "elsewhere"),
-        (("grants", 0, "tool"), "*"),
-        (("grants", 0, "expires_ms"), observed.T0 + 3_600_001),
-        (("grants", 0, "max_invocations"), None),
-        (("grants", 0, "max_invocations"), 101),
-        (("grants", 0, "constraints"), []),
-        (("grants", 0, "parent_grant"), None),
-        (("grants", 0, "parent_grant"), 1),
-        (("grants", 0, "parent_grant"), 2),
-        (("expires_ms",), observed.T0 + 3_600_001),
-        (("depth",), 2),
-        (("runtime_id",), "7a2d4c1e-0f3b-4d5e-8a6b-9c0d1e2fe816"),
-    ],
-)
-def test_a_token_wider_than_its_parents_is_refused(where: tuple[Any, ...], value: Any, judge: Judge) -> None:
-    assert failed(judge(rechained(lambda own, _: put(own, where, value)))) == ["issued_capability"]
-
-
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        (("grants", 0, "operations"), ["invoke"]),
-        (("grants", 0, "tool"), "retract"),
-        (("grants", 0, "parent_grant"), 0),
-        (("budget_share_bps",), 4_999),
-        (("expires_ms",), observed.T0 - 2_000),
-    ],
-)
-def test_a_root_that_could_not_delegate_the_call_is_refused(where: tuple[Any, ...], value: Any, judge: Judge) -> None:
-    assert failed(judge(rechained(lambda _, root: put(root, where, value)))) == ["issued_capability"]
-
-
-def test_a_built_in_call_admitted_after_its_grant_had_ended_is_refused(judge: Judge) -> None:
-    def ended(own: dict[str, Any], _: dict[str, Any]) -> None:
-        own["grants"][1]["expires_ms"] = observed.T0 - 1_500
-
-    assert failed(judge(rechained(ended, "built_in"))) == ["issued_capability"]
-
-
-def test_an_external_call_may_be_answered_after_its_grant_had_ended(judge: Judge) -> None:
-    def ended(own: dict[str, Any], _: dict[str, Any]) -> None:
-        own["grants"][0]["expires_ms"] = observed.T0 + 1
-
-    assert failed(judge(rechained(ended))) == []
-
-
-def test_a_call_that_no_grant_covers_is_refused(judge: Judge) -> None:
-    assert failed(judge(rechained(lambda own, _: own["grants"].pop(0)))) == ["issued_capability"]
-
-
-def test_a_token_that_does_not_name_the_one_above_it_is_refused(judge: Judge) -> None:
-    own, root = observed.tokens()
-    own["parent_capability_id"] = "0" * 64
-    assert failed(judge(observed.parts("completed", chain=[own, root]))) == ["issued_capability"]
-
-
-def test_a_chain_of_no_tokens_is_refused(judge: Judge) -> None:
-    made = parts("completed")
-    made.tokens = []
-    assert failed(judge(made)) == ["issued_capability"]
-
-
-# --- leaves that do not fit together ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("position", "check"), [(0, "continuation_custody"), (1, "retained_operation"), (2, "retained_operation")]
-)
-def test_a_leaf_whose_proof_does_not_lead_to_the_checkpoint_is_given_away(
-    position: int, check: str, judge: Judge
-) -> None:
-    made = parts("reconciled")
-    body = observed.observation_body(made)
-    proof = body["leaves"][position]["proof"]
-    proof[0] = another(proof[0])
-    assert failed(judge(made, observed.signed_text("observation", body, observed.KERNEL).encode())) == [check]
-
-
-def unanswered(case: str) -> Parts:
-    return parts(case, answered=False)
-
-
-def test_a_reconciliation_of_a_known_outcome_is_given_away(judge: Judge) -> None:
-    made = unanswered("completed")
-    record = unanswered("reconciled").leaf("reconciliation")
-    made.own.append(len(made.log))
-    made.log.append(("reconciliation", {**record, "call": made.observation["call"]}))
-    made.observation["operation"] = {"state": "reconciled"}
-    assert failed(judge(made)) == ["retained_operation"]
-
-
-def test_a_reconciliation_that_stands_before_its_receipt_is_given_away(judge: Judge) -> None:
-    made = unanswered("reconciled")
-    intent, receipt, record = made.own
-    made.log[receipt], made.log[record] = made.log[record], made.log[receipt]
-    made.leaf("receipt")["log_index"] = record
-    made.own = [intent, record, receipt]
-    assert failed(judge(made)) == ["retained_operation"]
-
-
-def test_a_reconciliation_older_than_its_receipt_is_given_away(judge: Judge) -> None:
-    made = unanswered("reconciled")
-    made.leaf("reconciliation")["time_ms"] = observed.T0
-    assert failed(judge(made)) == ["retained_operation"]
-
-
-def test_an_intent_that_stands_after_the_receipt_is_given_away(judge: Judge) -> None:
-    made = unanswered("completed")
-    intent, receipt = made.own
-    made.log[intent], made.log[receipt] = made.log[receipt], made.log[intent]
-    made.leaf("receipt")["log_index"] = intent
-    made.own = [receipt, intent]
-    assert failed(judge(made)) == ["continuation_custody"]
-
-
-def test_a_refusal_that_has_an_intent_is_given_away(judge: Judge) -> None:
-    made = unanswered("refused")
-    receipt = made.leaf("receipt")
-    intent = unanswered("completed").leaf("intent")
-    changes = {
-        "call": receipt["call"], "attempt": receipt["attempt"], "tool": receipt["tool_name"],
-        "parameter_hash": receipt["action"]["parameter_hash"],
-    }  # fmt: skip
-    made.log[2] = ("intent", {**intent, **changes})
-    made.own.insert(0, 2)
-    assert failed(judge(made)) == ["continuation_custody"]
-
-
-def test_a_built_in_call_of_unknown_outcome_is_given_away(judge: Judge) -> None:
-    made = unanswered("built_in")
-    receipt = made.leaf("receipt")
-    receipt["decision"] = {"verdict": "incomplete", "reason": observed.UNKNOWN}
-    receipt["terminal_state"] = {"state": "incomplete", "reason": observed.UNKNOWN}
-    receipt["output"] = None
-    made.observation["operation"] = {"state": "unknown"}
-    assert failed(judge(made)) == ["continuation_custody"]
-
-
-def test_a_root_that_may_invoke_and_not_delegate_is_refused(judge: Judge) -> None:
-    def kept_for_itself(own: dict[str, Any], root: dict[str, Any]) -> None:
-        own["grants"][0]["operations"] = root["grants"][0]["operations"] = ["invoke"]
-
-    assert failed(judge(rechained(kept_for_itself))) == ["issued_capability"]
