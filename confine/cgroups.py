@@ -71,15 +71,16 @@ def require_cgroups(mode: str, asked: Iterable[str], without: Sequence[str] = ()
 
 
 class Group:
-    """The cgroups of one attempt: made, limited and open on construction; gone after bury().
+    """The cgroups of one attempt: made, limited and open on construction; gone after bury(), or on the list `left`.
 
     into    descriptor of the v2 cgroup that init is to be born in, or -1
     tasks   descriptors of v1 files that the worker writes itself into
     ooms    an eventfd that is readable when the group ran out of memory (v1 only), or -1
     """
 
-    def __init__(self, version: str, places: Mapping[str, Place], limits: Limits) -> None:
+    def __init__(self, version: str, places: Mapping[str, Place], limits: Limits, left: list[str]) -> None:
         self.version = version
+        self._left = left
         self._places = places
         self._limits = limits
         self._made: list[str] = []
@@ -221,14 +222,16 @@ class Group:
     # --- the end
 
     def bury(self) -> Spent | None:
-        """Kills what is left, reads what was used, removes the cgroups. None when there was nothing to read."""
+        """Kills what is left, reads what was used, removes the cgroups. None when there was nothing to read.
+
+        Waits for nobody: a cgroup that something dying (or frozen) is still in goes on the list, to be tried again.
+        """
         spent = None
         if self._made:
             kill_members(self._made[0])  # v2's if there is one: it holds init too
         with suppress(OSError):  # a group that was never whole
             spent = self._read()
-        for path in reversed(self._made):
-            remove(path)
+        self._left += [path for path in reversed(self._made) if not try_to_remove(path)]
         self._made.clear()
         for fd in (self.into, self.ooms, *self.tasks):
             if fd >= 0:
@@ -324,20 +327,33 @@ def _members(folder: str) -> list[int]:
         return []  # removed meanwhile: ENOENT before the open, ENODEV after it
 
 
-def remove(path: str) -> bool:
-    """Removes a cgroup and those below it, killing what is in them. Whether it is gone: the patience is bounded."""
+def try_to_remove(path: str) -> bool:
+    """Removes a cgroup and those below it, killing what is in them. Whether it is gone by now; waits for nothing."""
+    if _removed(path):
+        return True
+    kill_members(path)
+    for folder, _, _ in os.walk(path, topdown=False):
+        if folder != path:
+            _removed(folder)  # what was killed may be there for a moment still
+    return _removed(path)
+
+
+def remove_all(paths: Iterable[str]) -> bool:
+    """The same for all of them, with a bounded patience. Whether every one is gone."""
     give_up = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            os.rmdir(path)
-            return True
-        except FileNotFoundError:
-            return True
-        except OSError:
-            if time.monotonic() > give_up:
-                return False
-        kill_members(path)
-        for folder, _, _ in os.walk(path, topdown=False):
-            with suppress(OSError):  # what was killed may be there for a moment still
-                os.rmdir(folder)
+    left = list(paths)
+    while left := [path for path in left if not try_to_remove(path)]:
+        if time.monotonic() > give_up:
+            return False
         time.sleep(0.001)
+    return True
+
+
+def _removed(path: str) -> bool:
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -59,9 +59,11 @@ def run_init(child: Child) -> NoReturn:
         if child.spec.rootless:
             _run(ROOTLESS_INIT, child, child.control)
         _run(CONFINED_INIT if child.spec.confined else UNCONFINED_INIT, child, child.control)
-        worker = os.fork()
+        # Not os.fork(), whose hooks in the child (a new lock for this, a new seed for that) touch many shared pages.
+        worker, pidfd = syscalls.clone(0)
         if worker == 0:
             _run_worker(child)
+        os.close(pidfd)
         _guard(child, worker)
     finally:
         _report_fault(child.control)

@@ -72,15 +72,15 @@ def run(
     be set up, 126 if the command is not executable, 127 if it is not there.
     """
     try:
-        chosen = load_profile(profile)
-        asked = dict(map(_parse_limit, limit))
-        limits = check_limits(asked, chosen.limits)
-        require_cgroups(chosen.cgroup, asked, without)
-        plan = plan_mounts(
-            argv=command, cwd=os.getcwd(), state_dir=None, read=read, write=write, runtime_roots=runtime_root
-        )
-        recorded = _new_record(record)
-        with Launcher.start() as launcher:
+        with Launcher.start() as launcher:  # first: it comes up while the rest is read and planned
+            chosen = load_profile(profile)
+            asked = dict(map(_parse_limit, limit))
+            limits = check_limits(asked, chosen.limits)
+            require_cgroups(chosen.cgroup, asked, without)
+            plan = plan_mounts(
+                argv=command, cwd=os.getcwd(), state_dir=None, read=read, write=write, runtime_roots=runtime_root
+            )
+            recorded = _new_record(record)
             identity = claim_identity(without)
             spec = launch_spec(plan, chosen, limits, timeout * 1000, identity, without)
             status = _run(launcher, spec, identity.fd, recorded)

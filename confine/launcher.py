@@ -27,6 +27,7 @@ from confine.supervise import Attempt, launch_failed
 
 # A terminal's signals go to the whole foreground process group; what to do about them is the host's decision.
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
+_RETRY_SECONDS = 0.05  # for cgroups that were not empty yet
 
 
 class LauncherProcess:
@@ -38,6 +39,7 @@ class LauncherProcess:
         self._outgoing: deque[tuple[dict[str, object], list[int]]] = deque()
         self._id_maps = MountIdMaps()
         self._prefix: Prefix | None = None
+        self._retry_at = 0.0
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._signals = syscalls.child_signals_fd()
         self._open = True
@@ -59,11 +61,16 @@ class LauncherProcess:
             for attempt in list(self._attempts.values()):
                 if attempt.deadline is not None and attempt.deadline <= now:
                     attempt.on_deadline()
+            if self._prefix is not None and self._prefix.left and self._retry_at <= now:
+                self._prefix.retry()
+                self._retry_at = now + _RETRY_SECONDS
         if self._prefix is not None:
             self._prefix.close()
 
     def _timeout(self) -> float | None:
         deadlines = [attempt.deadline for attempt in self._attempts.values() if attempt.deadline is not None]
+        if self._prefix is not None and self._prefix.left:
+            deadlines.append(self._retry_at)
         # epoll takes at most 24 days; a tool server's deadline is never.
         return min(3600.0, max(0.0, min(deadlines) - time.monotonic())) if deadlines else None
 

@@ -29,7 +29,9 @@ _PROC_MASKED = (
     "kpagecount", "kpageflags", "latency_stats", "locks", "mdstat", "modules", "mtrr", "partitions", "sched_debug",
     "schedstat", "scsi", "swaps", "sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo",
 )  # fmt: skip
-PROC_MASKED = tuple(f"/proc/{name}" for name in _PROC_MASKED if os.path.exists(f"/proc/{name}"))
+_MASKED_HERE = tuple(name for name in _PROC_MASKED if os.path.exists(f"/proc/{name}"))
+_MASKED_FOLDERS = frozenset(name for name in _MASKED_HERE if os.path.isdir(f"/proc/{name}"))
+PROC_MASKED = tuple(f"/proc/{name}" for name in _MASKED_HERE)
 
 _DEVICES = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9))
 _DEVICE_LINKS = (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2"))
@@ -281,23 +283,27 @@ def _proc(root: int) -> None:
 
     hidepid hides what the worker may not trace, which is init: its command line is the launcher's.
     """
-    _attach(syscalls.new_mount("proc", {"hidepid": "invisible"}, _PRIVATE | MOUNT_ATTR_NOEXEC), root, "/proc", True)
+    proc = syscalls.new_mount("proc", {"hidepid": "invisible"}, _PRIVATE | MOUNT_ATTR_NOEXEC)
+    _attach(proc, root, "/proc", True, close=False)
     _attach(_clone_inside(root, "/proc/sys", _READ_ONLY | MOUNT_ATTR_NOEXEC), root, "/proc/sys", True)
-    empty_directory = None
-    for path in PROC_MASKED:
-        target = syscalls.openat2(root, path, os.O_PATH, _INSIDE)
-        try:
-            if not stat.S_ISDIR(os.fstat(target).st_mode):
-                cover = _clone_inside(root, "/dev/null", _PROC_COVER)
-            elif empty_directory is None:
-                cover = syscalls.new_mount("tmpfs", {"mode": "555", "size": "4k", "nr_inodes": "1"}, _PROC_COVER)
-                empty_directory = path
-            else:
-                cover = _clone_inside(root, empty_directory, _PROC_COVER)
-            syscalls.move_mount(cover, target)
-            os.close(cover)
-        finally:
-            os.close(target)
+    folders = tuple(name for name in _MASKED_HERE if name in _MASKED_FOLDERS)
+    files = tuple(name for name in _MASKED_HERE if name not in _MASKED_FOLDERS)
+    if folders:
+        empty = syscalls.new_mount("tmpfs", {"mode": "555", "size": "4k", "nr_inodes": "1"}, _PROC_COVER)
+        _cover(empty, proc, folders)
+    if files:
+        _cover(_clone_inside(root, "/dev/null", _PROC_COVER), proc, files)
+    os.close(proc)
+
+
+def _cover(cover: int, proc: int, names: tuple[str, ...]) -> None:
+    """The mount on the first of the names, a copy of it, attributes included, on each of the others."""
+    syscalls.move_mount(cover, proc, names[0])
+    for name in names[1:]:
+        copy = syscalls.open_tree_clone(cover)
+        syscalls.move_mount(copy, proc, name)
+        os.close(copy)
+    os.close(cover)
 
 
 def _clone_inside(root: int, path: str, attributes: int) -> int:

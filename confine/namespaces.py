@@ -6,7 +6,6 @@ process lives in; the launcher keeps a few of them, since making one costs a for
 """
 
 import os
-import subprocess
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -55,6 +54,8 @@ def map_ranges(
     """
     for name, mapper, ranges in (("gid", mappers[1], gids), ("uid", mappers[0], uids)):
         if len(ranges) > 1:
+            import subprocess  # which loads threading and more: not for the launchers that never need it
+
             arguments = [str(number) for first, count in ranges for number in (first, first, count)]
             done = subprocess.run([mapper, str(pid), *arguments], capture_output=True, check=False)
             if done.returncode != 0:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from confine import landlock, syscalls
 from confine.cgroups import Group
@@ -20,6 +21,7 @@ from confine.spec import GIVEN_UP, JSON, Field, LaunchSpec
 _CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\n +/32 host LOCAL")
+_READ_BYTES = 65_536
 _UNREADABLE = {errno.EACCES, errno.EIO, errno.EINVAL}  # EIO, EINVAL: a Linux kernel built without the request
 
 
@@ -35,18 +37,19 @@ class Expected:
 
 def observe(pid: int, spec: LaunchSpec, expected: Expected) -> tuple[tuple[Field, ...], bool, str]:
     """(fields, whether everything asked for holds, digest of the running program). OSError if the process is gone."""
+    status, mounts = _status(pid), _mountinfo(pid) if spec.confined else []
     executable, digest = _executable(pid, spec, expected)
-    fields = [executable, _descriptors(pid, expected), _environment(pid, spec), _limits(pid, spec), _cwd(pid, spec)]
+    fields = [executable, _descriptors(pid, expected, int(status["FDSize"]))]
+    fields += [_environment(pid, spec), _limits(pid, spec), _cwd(pid, spec)]
     if spec.confined:
-        status = _status(pid)
         fields += _identity(pid, spec, status)
-        fields += [_namespaces(pid), _mounts(pid, spec), *_network(pid, spec)]
+        fields += [_namespaces(pid), _mounts(mounts, spec), *_network(pid, spec)]
         fields += [*_seccomp(pid, spec, status), _landlock(spec)]
         fields += _installed(spec)
     fields += _cgroups(pid, spec, expected)
     satisfied = all(field.asked == field.value for field in fields if field.source == "observed")
     if spec.confined:
-        fields.append(_id_mapped(pid, spec))
+        fields.append(_id_mapped(mounts, spec))
     if "distinct-uids" in spec.without:
         # Root has uids to give whatever it gave up: what holds then is `uid`, above.
         fields.append(Field("distinct-uids", True, spec.uid != os.getuid(), "absent", GIVEN_UP))
@@ -60,8 +63,15 @@ def peak_resident_bytes(pid: int) -> int | None:
 
 
 def _read(pid: int, name: str) -> str:
-    with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="surrogateescape") as file:
-        return file.read()
+    """A whole file of the process; without Python's layers, since an attempt stands still meanwhile."""
+    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = b""
+        while chunk := os.read(fd, _READ_BYTES):
+            content += chunk
+    finally:
+        os.close(fd)
+    return content.decode(errors="surrogateescape")
 
 
 def _status(pid: int) -> dict[str, str]:
@@ -102,17 +112,14 @@ def _runs_from(pid: int, mount_point: str) -> bool:
     }
 
 
-def _descriptors(pid: int, expected: Expected) -> Field:
+def _descriptors(pid: int, expected: Expected, slots: int) -> Field:
     """Every slot of the descriptor table is looked into: a tracer may, where /proc/PID/fd is closed to another uid."""
     value = {}
     pidfd = os.pidfd_open(pid)
     try:
-        for number in range(int(_status(pid)["FDSize"])):
-            try:
-                copy = syscalls.pidfd_getfd(pidfd, number)
-            except OSError as error:
-                if error.errno != errno.EBADF:
-                    raise
+        for number in range(slots):
+            copy = syscalls.pidfd_getfd(pidfd, number)
+            if copy is None:
                 continue
             status = os.fstat(copy)
             os.close(copy)
@@ -186,12 +193,26 @@ def _cgroups(pid: int, spec: LaunchSpec, expected: Expected) -> list[Field]:
 
 
 def _namespaces(pid: int) -> Field:
-    def of(who: str, name: str) -> tuple[int, int]:
-        status = os.stat(f"/proc/{who}/ns/{name}")
-        return status.st_dev, status.st_ino
-
-    value = {name: "own" if of(str(pid), name) != of("self", name) else "shared" for name in OBSERVED}
+    ours = _our_namespaces()
+    value = {name: "own" if _namespace(pid, name) != ours[name] else "shared" for name in OBSERVED}
     return Field("namespaces", dict.fromkeys(OBSERVED, "own"), value, "observed")
+
+
+def _namespace(pid: int, name: str) -> tuple[int, int]:
+    status = os.stat(f"/proc/{pid}/ns/{name}")
+    return status.st_dev, status.st_ino
+
+
+@cache
+def _our_namespaces() -> dict[str, tuple[int, int]]:
+    """The launcher never leaves its own."""
+    return {name: _namespace(os.getpid(), name) for name in OBSERVED}
+
+
+@cache
+def _our_filters() -> int:
+    """How many were put on before this process was started: it adds none."""
+    return int(_status(os.getpid())["Seccomp_filters"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +229,19 @@ def _mountinfo(pid: int) -> list[_Mount]:
     for line in _read(pid, "mountinfo").splitlines():
         own, _, file_system = line.partition(" - ")
         parts = own.split(" ")
-        path = _OCTAL.sub(lambda match: chr(int(match[1], 8)), parts[4])
+        path = parts[4]
+        if "\\" in path:
+            path = _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
         mounts.append(_Mount(parts[0], path, frozenset([*parts[5].split(","), file_system.split(" ")[0]])))
     return mounts
 
 
-def _mounts(pid: int, spec: LaunchSpec) -> Field:
+def _mounts(mounts: list[_Mount], spec: LaunchSpec) -> Field:
     """Every mount point with those of its required options that hold; one too many shows as an entry of its own."""
     expected = expected_mounts(spec.plan, rootless=spec.rootless)
     asked = {path: sorted(options) for path, options in expected.items()}
     value: dict[str, list[str]] = {}
-    for mount in _mountinfo(pid):
+    for mount in mounts:
         if mount.path in value:
             value[f"{mount.path} (twice)"] = sorted(mount.options)
         else:
@@ -226,10 +249,10 @@ def _mounts(pid: int, spec: LaunchSpec) -> Field:
     return Field("mounts", asked, value, "observed")
 
 
-def _id_mapped(pid: int, spec: LaunchSpec) -> Field:
+def _id_mapped(mounts: list[_Mount], spec: LaunchSpec) -> Field:
     """Of single files. Not a promise to the operator but to the worker: without ID-mapped mounts it sees less."""
     asked = [bind.path for bind in spec.plan.binds if bind.owner is not None and not spec.rootless]
-    mapped = {mount.path for mount in _mountinfo(pid) if "idmapped" in mount.options}
+    mapped = {mount.path for mount in mounts if "idmapped" in mount.options}
     value = [path for path in asked if path in mapped]
     detail = None if asked == value else "a file system here has no ID-mapped mounts: the worker sees less of it"
     return Field("id_mapped_mounts", asked, value, "observed", detail)
@@ -251,7 +274,7 @@ def _seccomp(pid: int, spec: LaunchSpec, status: dict[str, str]) -> list[Field]:
     held = spec.seccomp
     if held is None:
         return [Field("seccomp", True, False, "absent", GIVEN_UP)]
-    own = int(_status(os.getpid())["Seccomp_filters"])
+    own = _our_filters()
     value = {"mode": int(status["Seccomp"]), "filters": int(status["Seccomp_filters"]) - own}
     asked = {"list": held.name, "sha256": held.sha256}
     source, detail = "observed", None

@@ -9,10 +9,9 @@ a folder without a file, which is another container's.
 import fcntl
 import json
 import os
-import secrets
 from contextlib import suppress
 
-from confine.cgroups import Group, remove, write_setting
+from confine.cgroups import Group, remove_all, try_to_remove, write_setting
 from confine.hierarchies import UNIFIED, Layout
 from confine.identities import runtime_directory
 from confine.spec import Limits
@@ -28,11 +27,15 @@ def locks_directory() -> str:
 
 
 class Prefix:
-    """Makes the groups of one launcher. OSError from the constructor when the folders cannot be made."""
+    """Makes the groups of one launcher. OSError from the constructor when the folders cannot be made.
+
+    `left` are the cgroups of ended attempts that could not be removed yet, for retry().
+    """
 
     def __init__(self, layout: Layout, locks: str) -> None:
         self._locks = locks
         self._count = 0
+        self.left: list[str] = []
         self.version = layout.version
         self.name, self._lock = self._claim()
         self._places = {name: place.below(self.name) for name, place in layout.places.items()}
@@ -49,7 +52,7 @@ class Prefix:
 
     def _claim(self) -> tuple[str, int]:
         while True:
-            name = _START + secrets.token_hex(6)
+            name = _START + os.urandom(6).hex()
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(f"{self._locks}/{name}", flags, 0o600)
             # Between the two calls another's sweep may have come: then it has the lock, or the file is gone.
@@ -62,13 +65,16 @@ class Prefix:
     def group(self, limits: Limits) -> Group:
         """The cgroups of one more attempt. StepFailed."""
         self._count += 1
-        return Group(
-            self.version, {name: place.below(str(self._count)) for name, place in self._places.items()}, limits
-        )
+        places = {name: place.below(str(self._count)) for name, place in self._places.items()}
+        return Group(self.version, places, limits, self.left)
+
+    def retry(self) -> None:
+        """Removes what can be removed by now of what is left; waits for nothing."""
+        self.left[:] = [path for path in self.left if not try_to_remove(path)]
 
     def close(self) -> None:
         """Removes the folders; if one stays (a process that cannot die), the file stays too, for the next sweep."""
-        if all([remove(place.path) for place in self._places.values()]):
+        if remove_all(place.path for place in self._places.values()):
             with suppress(FileNotFoundError):
                 os.unlink(f"{self._locks}/{self.name}")
         os.close(self._lock)
@@ -85,7 +91,7 @@ def sweep(locks: str, own: str | None = None) -> None:
             continue  # another sweep's
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if all([remove(path) for path in _folders(fd, name)]):
+            if remove_all(_folders(fd, name)):
                 os.unlink(f"{locks}/{name}")
         except BlockingIOError:
             pass  # its launcher is alive

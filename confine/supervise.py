@@ -372,6 +372,11 @@ class Attempt:
             self.end(None)
         if self._init_alive and os.waitpid(self._init, os.WNOHANG)[0]:
             self._init_alive = False
+            if self._worker is not None and self._status is None:
+                # Without a pid namespace, both may have been killed at once (a v2 cgroup out of memory): a worker that
+                # stands at its exit stop leaves it for its tracer alone, whatever signal it is sent (ptrace(2)).
+                os.kill(self._worker, signal.SIGKILL)
+        if not self._init_alive and (self._worker is None or self._status is not None):
             self._finish()
 
     def _on_stop(self, status: int) -> None:

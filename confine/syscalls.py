@@ -9,7 +9,6 @@ same number everywhere, the older ones are listed per machine.
 import ctypes
 import errno
 import os
-import platform
 import signal
 import struct
 from typing import Final
@@ -20,9 +19,10 @@ _syscall.restype = ctypes.c_long
 
 # clone, pivot_root, keyctl, seccomp, rt_sigprocmask
 _BY_MACHINE: Final = {"x86_64": (56, 155, 250, 317, 14), "aarch64": (220, 41, 219, 277, 135)}
-if platform.machine() not in _BY_MACHINE:
-    raise ImportError(f"confine knows no system call numbers for {platform.machine()}")
-_CLONE, _PIVOT_ROOT, _KEYCTL, _SECCOMP, _RT_SIGPROCMASK = _BY_MACHINE[platform.machine()]
+_MACHINE = os.uname().machine
+if _MACHINE not in _BY_MACHINE:
+    raise ImportError(f"confine knows no system call numbers for {_MACHINE}")
+_CLONE, _PIVOT_ROOT, _KEYCTL, _SECCOMP, _RT_SIGPROCMASK = _BY_MACHINE[_MACHINE]
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLONE3, _CLOSE_RANGE, _OPENAT2, _PIDFD_GETFD, _MOUNT_SETATTR = 435, 436, 437, 438, 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -136,10 +136,11 @@ def mount_setattr(fd: int, set_flags: int, user_namespace: int = 0) -> None:
     _check(_syscall(_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH, attributes, ctypes.c_size_t(len(attributes))))
 
 
-def move_mount(fd: int, target_fd: int) -> None:
-    """Attaches the detached mount `fd` on the file or directory `target_fd`; no path is walked."""
-    flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
-    _check(_syscall(_MOVE_MOUNT, fd, b"", target_fd, b"", flags))
+def move_mount(fd: int, target_fd: int, name: str = "") -> None:
+    """Attaches the detached mount `fd` on the file or directory `target_fd`, no path being walked; or on what is called
+    `name` in that directory, and is no link."""
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | (0 if name else _MOVE_MOUNT_T_EMPTY_PATH)
+    _check(_syscall(_MOVE_MOUNT, fd, b"", target_fd, name.encode(), flags), name or None)
 
 
 def new_mount(filesystem: str, options: dict[str, str], attributes: int) -> int:
@@ -215,9 +216,11 @@ def child_signals_fd() -> int:
     return _check(_libc.signalfd(-1, mask, os.O_NONBLOCK | os.O_CLOEXEC))
 
 
-def pidfd_getfd(pidfd: int, number: int) -> int:
-    """A copy of another process's descriptor, which may be looked at like an own one (pidfd_getfd(2))."""
-    return _check(_syscall(_PIDFD_GETFD, pidfd, number, 0))
+def pidfd_getfd(pidfd: int, number: int) -> int | None:
+    """A copy of another process's descriptor, which may be looked at like an own one (pidfd_getfd(2)); None where it
+    has none of that number."""
+    copy: int = _syscall(_PIDFD_GETFD, pidfd, number, 0)
+    return None if copy == -1 and ctypes.get_errno() == errno.EBADF else _check(copy)
 
 
 def read_memory(pid: int, start: int, size: int) -> bytes:

@@ -85,6 +85,7 @@ class Runner:
     def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
         self.number = 0
+        self._lock: int | None = None
 
     def spec(
         self,
@@ -111,7 +112,8 @@ class Runner:
         return spec, identity.fd if identity else None
 
     def start(self, spec: LaunchSpec, lock_fd: int | None, stdin: bytes = b"") -> str:
-        """Sends the launch. The lock is init's to hold from then on."""
+        """Sends the launch. The lock is init's to hold from then on, and ours until the next start: a uid that is
+        looked for when its attempt is dead is nobody else's then."""
         self.number += 1
         name = f"attempt-{self.number}"
         stdin_fd = os.memfd_create("stdin")
@@ -119,8 +121,9 @@ class Runner:
         os.lseek(stdin_fd, 0, os.SEEK_SET)
         self.launcher.launch(name, spec, stdin_fd, [] if lock_fd is None else [lock_fd])
         os.close(stdin_fd)
-        if lock_fd is not None:
-            os.close(lock_fd)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = lock_fd
         return name
 
     def events(self) -> Iterator[Event]:

@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from confine import Launcher, LimitRefused, Observed, check_limits, load_profile
 from confine.errors import StepFailed
 from confine.hierarchies import find_layout
 from confine.prefixes import Prefix, locks_directory, sweep
-from tests.confine.launching import Runner
+from tests.confine.launching import PATIENCE_SECONDS, Runner
 from tests.confine.test_life import SURVIVOR, processes_of, wait_for_end
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has them by delegation only")
@@ -220,6 +221,54 @@ def test_sixty_launches_leave_no_cgroup_and_the_launcher_as_large_as_it_was(runn
     assert int(Path(f"/proc/{runner.launcher.pid}/statm").read_text().split()[1]) < resident + 256
 
 
+@contextlib.contextmanager
+def frozen(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """It cannot die meanwhile, and is killed then (the Linux kernel's admin-guide/cgroup-v1/freezer-subsystem)."""
+    top = Path("/sys/fs/cgroup/freezer")
+    if not (top / "cgroup.procs").exists():
+        pytest.skip("what is frozen by version 2 can be killed all the same")
+    folder = top / f"chio-test-{secrets.token_hex(6)}"
+    folder.mkdir()
+    try:
+        (folder / "cgroup.procs").write_text(str(process.pid))
+        (folder / "freezer.state").write_text("FROZEN")
+        yield
+    finally:
+        (folder / "freezer.state").write_text("THAWED")
+        process.kill()
+        process.wait()
+        folder.rmdir()
+
+
+def test_a_cgroup_that_is_not_empty_yet_holds_nobody_up_and_is_removed_later(runner: Runner, cwd: Path) -> None:
+    runner.run(["/bin/true"], cwd)
+    before = cgroups_of(runner.launcher.pid)
+    stuck = subprocess.Popen(["/bin/sleep", "1000"])
+
+    def join(event: Observed) -> None:
+        for line in Path(f"/proc/{event.pid}/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if "pids" in controllers.split(","):
+                Path(f"/sys/fs/cgroup/pids{path}/tasks").write_text(str(stuck.pid))
+
+    try:
+        with frozen(stuck):
+            started = time.monotonic()
+            assert runner.run(["/bin/true"], cwd, at_exec=join).exited.exit_code == 0
+            (left,) = cgroups_of(runner.launcher.pid) - before
+            assert "/pids/" in left, "the cgroup that it is in, and none besides"
+            assert runner.run(["/bin/true"], cwd).exited.exit_code == 0
+            assert time.monotonic() - started < PATIENCE_SECONDS
+            assert cgroups_of(runner.launcher.pid) - before == {left}
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while cgroups_of(runner.launcher.pid) != before:
+            assert time.monotonic() < give_up, "it was given up"
+            os.sched_yield()
+    finally:
+        stuck.kill()
+        stuck.wait()
+
+
 def test_attempts_side_by_side_have_a_cgroup_each(runner: Runner, cwd: Path) -> None:
     names = {runner.start(*runner.spec(["/bin/cat"], cwd)) for _ in range(4)}
     places, ended = set(), 0
@@ -256,12 +305,16 @@ def test_what_a_killed_launcher_left_is_removed_by_the_next_start(cwd: Path) -> 
     assert isinstance(observed, Observed)
     mine = cgroups_of(launcher.pid)
     assert len(mine) == 2 * len(tops())
+    started = [os.pidfd_open(pid) for pid in processes_of(spec.uid)]
+    assert len(started) == 2, "init and the worker"
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.close()
     with Launcher.start() as following:
         assert Runner(following).run(["/bin/true"], cwd).exited.exit_code == 0
         assert not mine & own_cgroups()
-    assert processes_of(spec.uid) == []
+    for pidfd in started:  # who is dying leaves its cgroup a moment before its end is seen
+        wait_for_end(pidfd)
+        os.close(pidfd)
 
 
 def test_a_start_leaves_the_cgroups_of_a_live_launcher_alone(runner: Runner, cwd: Path) -> None:

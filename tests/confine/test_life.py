@@ -211,6 +211,21 @@ def test_a_killed_init_takes_the_worker_along(runner: Runner, cwd: Path) -> None
     assert processes_of(spec.uid) == []
 
 
+def test_an_unconfined_worker_does_not_outlive_its_init(runner: Runner, cwd: Path) -> None:
+    """Without a pid namespace it stands at its exit stop when both are killed at once, until its tracer lets it go."""
+    pidfds = []
+
+    def kill_init(event: Observed) -> None:
+        parent = next(line for line in open(f"/proc/{event.pid}/status") if line.startswith("PPid"))  # noqa: SIM115
+        pidfds.append(os.pidfd_open(event.pid))
+        os.kill(int(parent.split()[1]), signal.SIGKILL)
+
+    ended = runner.run(["/bin/sleep", "1000"], cwd, confined=False, at_exec=kill_init)
+    assert ended.exited.signal == signal.SIGKILL
+    wait_for_end(pidfds[0])
+    os.close(pidfds[0])
+
+
 @pytest.mark.parametrize("end", ["launcher is killed", "host closes its socket"])
 def test_nothing_outlives_the_launcher_and_its_lock_is_free_only_then(cwd: Path, tmp_path: Path, end: str) -> None:
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from confine import Launcher, Observed, plan_mounts
-from confine.observe import _mounts
+from confine.observe import _mountinfo, _mounts
 from tests.confine.launching import PYTHON, WITHOUT, Runner, needs_distinct_uids
 
 ADD_KEY, KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}[platform.machine()]
@@ -189,8 +189,8 @@ def test_a_folder_that_is_bound_where_an_overlay_was_asked_for_would_be_seen(run
     seen = {}
 
     def look(event: Observed) -> None:
-        seen["as asked"] = _mounts(event.pid, spec)
-        seen["otherwise"] = _mounts(event.pid, replace(spec, plan=other))
+        seen["as asked"] = _mounts(_mountinfo(event.pid), spec)
+        seen["otherwise"] = _mounts(_mountinfo(event.pid), replace(spec, plan=other))
 
     runner.start(spec, lock_fd)
     runner.finish(look)

@@ -57,9 +57,10 @@ class Gate:
 
     def __init__(self, folder: Path, point: str) -> None:
         self.reached_path, self.go_path = folder / f"{point}.reached", folder / f"{point}.go"
-        for path in (self.reached_path, self.go_path):
-            os.mkfifo(path)
-            path.chmod(0o666)
+        for path in (self.go_path, self.reached_path):
+            if not path.exists():
+                os.mkfifo(path)
+                path.chmod(0o666)
 
     def reached(self) -> int:
         """Wait until the server stands there; its pid (in its own pid namespace)."""
@@ -73,9 +74,8 @@ class Gate:
         os.close(fd)
 
     def disarm(self) -> None:
-        """No later call stops here."""
+        """No later call stops here; whoever stands here stands on, even if it has yet to open the way on."""
         self.reached_path.unlink()
-        self.go_path.unlink()
 
 
 def effects(folder: Path, file: str = "effects.ndjson") -> list[dict[str, Any]]:
