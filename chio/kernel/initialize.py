@@ -21,6 +21,7 @@ from chio.errors import StateError
 from chio.kernel import budgets, grants
 from chio.kernel.clock import Clock
 from chio.kernel.constraints import require_schemas
+from chio.kernel.grants import Capability
 from chio.kernel.log import Log, leaf_hash, origin
 from chio.kernel.store import Store
 from chio.signing import Keyring, signed_text
@@ -42,6 +43,69 @@ class Source:
         return sha256(self.text).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """Everything of a new state that is known before its directory is made."""
+
+    config: schema.HostConfig
+    config_source: Source
+    policy_source: Source
+    keys: Keyring
+    runtime_id: str
+    now_ms: int
+    issued: dict[str, Capability]
+    ceilings: dict[str, int]
+    tools: dict[str, list[Tool]]
+
+    def pins(self) -> dict[str, Any]:
+        """`chio.pins.v1`: what an auditor copies away."""
+        return {
+            "schema": "chio.pins.v1",
+            "runtime_id": self.runtime_id,
+            "kernel_key": self.keys.kernel.public,
+            "log_key": self.keys.log.public,
+            "authority_key": self.keys.authority.public,
+            "config_digest": self.config_source.digest,
+            "policy_digest": self.policy_source.digest,
+        }
+
+    def bootstrap(self, file_system: statedir.FileSystem) -> bytes:
+        """The body of `chio.bootstrap.v1`, JCS."""
+        parents = {child.id: child.parent for child in self.config.children}
+        return canonical.encode(
+            {
+                **self.pins(),
+                "schema": "chio.bootstrap.v1",
+                "created_ms": self.now_ms,
+                "time_ms": self.now_ms,
+                "log_origin": origin(self.runtime_id),
+                "storage": {
+                    "filesystem": file_system.name,
+                    "journal_mode": "wal",
+                    "synchronous": "full",
+                    "volatile": not file_system.durable,
+                },
+                "processes": [
+                    {
+                        "process_id": name,
+                        "parent_id": parents.get(name),
+                        "capability_id": capability.id,
+                        "ceiling": self.ceilings[name],
+                    }
+                    for name, capability in self.issued.items()
+                ],
+                "servers": [
+                    {
+                        "server_id": server,
+                        "tools_digest": tools_digest(found),
+                        "tools": [{"name": tool.name, "read_only": tool.read_only} for tool in found],
+                    }
+                    for server, found in self.tools.items()
+                ],
+            }
+        )
+
+
 def initialize(
     path: Path,
     config_source: Source,
@@ -50,9 +114,40 @@ def initialize(
     servers: dict[str, list[Tool]] | None = None,
 ) -> dict[str, Any]:
     """Make the state; the JSON that the command prints. Raises `InputError`, `StateError`: nothing servable is left."""
+    decided = _decide(config_source, policy_source, servers or {})
+    _refuse_volatile_parent(path, allow_volatile)
+
+    directory = statedir.create(path)
+    statedir.write_new(directory, statedir.LOCK, b"")
+    lock = statedir.lock(directory, path)
+    body = decided.bootstrap(statedir.require_durable(directory, path, allow_volatile))
+    signature, bootstrap_id = decided.keys.kernel.sign("bootstrap", body)
+    _write_files(directory, decided, signed_text(body, signature))
+    os.fchdir(directory)
+    store = Store.create(directory)
+    store.begin()
+    _write_rows(store, decided, body, signature, bootstrap_id)
+    store.commit()
+    os.fsync(directory)
+    _sync_parent(path)
+    store.begin()
+    store.set_host("ready", 1)
+    store.commit()
+    store.close()
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+    return {
+        "initialized": True,
+        "processes": len(decided.issued),
+        "kernel_key": decided.keys.kernel.public,
+        "runtime_id": decided.runtime_id,
+    }
+
+
+def _decide(config_source: Source, policy_source: Source, tools: dict[str, list[Tool]]) -> _Decided:
+    """Both documents held against each other and against the tools that there are. Raises `InputError`."""
     config = schema.host_config(config_source.text, config_source.path)
     policy = schema.policy(policy_source.text, policy_source.path)
-    tools = servers or {}
     ceilings = budgets.ceilings(config, config_source.path)
     keys, runtime_id, now_ms = Keyring.generate(), str(uuid.uuid4()), Clock(0).now_ms()
     names = {server: [tool.name for tool in found] for server, found in tools.items()}
@@ -67,107 +162,51 @@ def initialize(
         now_ms=now_ms,
         authority=keys.authority,
     )
-    _refuse_volatile_parent(path, allow_volatile)
+    return _Decided(config, config_source, policy_source, keys, runtime_id, now_ms, issued, ceilings, tools)
 
-    directory = statedir.create(path)
-    statedir.write_new(directory, statedir.LOCK, b"")
-    lock = statedir.lock(directory, path)
-    file_system = statedir.require_durable(directory, path, allow_volatile)
-    os.fchdir(directory)
-    pins = {
-        "schema": "chio.pins.v1",
-        "runtime_id": runtime_id,
-        "kernel_key": keys.kernel.public,
-        "log_key": keys.log.public,
-        "authority_key": keys.authority.public,
-        "config_digest": config_source.digest,
-        "policy_digest": policy_source.digest,
-    }
-    body = canonical.encode(
-        {
-            **pins,
-            "schema": "chio.bootstrap.v1",
-            "created_ms": now_ms,
-            "time_ms": now_ms,
-            "log_origin": origin(runtime_id),
-            "storage": {
-                "filesystem": file_system.name,
-                "journal_mode": "wal",
-                "synchronous": "full",
-                "volatile": not file_system.durable,
-            },
-            "processes": [
-                {
-                    "process_id": name,
-                    "parent_id": _parent_of(config, name),
-                    "capability_id": capability.id,
-                    "ceiling": ceilings[name],
-                }
-                for name, capability in issued.items()
-            ],
-            "servers": [
-                {
-                    "server_id": server,
-                    "tools_digest": tools_digest(found),
-                    "tools": [{"name": tool.name, "read_only": tool.read_only} for tool in found],
-                }
-                for server, found in tools.items()
-            ],
-        }
-    )
-    signature, bootstrap_id = keys.kernel.sign("bootstrap", body)
-    bootstrap = signed_text(body, signature)
+
+def _write_files(directory: int, decided: _Decided, bootstrap: bytes) -> None:
+    """Every file but the database, each with its final mode and synced."""
+    keys = decided.keys
     seeds = {name: getattr(keys, name).seed.hex() for name in ("kernel", "log", "authority")}
     statedir.write_new(directory, statedir.KEYS, orjson.dumps({"schema": "chio.keys.v1", **seeds}, option=_JSON_FILE))
-    statedir.write_new(directory, statedir.CONFIG, config_source.text)
-    statedir.write_new(directory, statedir.POLICY, policy_source.text)
+    statedir.write_new(directory, statedir.CONFIG, decided.config_source.text)
+    statedir.write_new(directory, statedir.POLICY, decided.policy_source.text)
     statedir.write_new(directory, statedir.KERNEL_PUB, keys.kernel.public.encode() + b"\n")
-    statedir.write_new(directory, statedir.PINS, orjson.dumps(pins, option=_JSON_FILE))
+    statedir.write_new(directory, statedir.PINS, orjson.dumps(decided.pins(), option=_JSON_FILE))
     statedir.write_new(directory, statedir.BOOTSTRAP, bootstrap + b"\n")
     statedir.write_new(directory, statedir.RECEIPTS, b"")
 
-    store = Store.create(directory)
-    store.begin()
+
+def _write_rows(store: Store, decided: _Decided, body: bytes, signature: str, bootstrap_id: str) -> None:
+    """The processes, the mailboxes, and a log whose first leaf is the bootstrap."""
     store.put_host(
-        runtime_id=runtime_id,
-        created_ms=now_ms,
-        bootstrap=bootstrap.decode(),
+        runtime_id=decided.runtime_id,
+        created_ms=decided.now_ms,
+        bootstrap=signed_text(body, signature).decode(),
         bootstrap_id=bootstrap_id,
-        config_path=config_source.path,
-        policy_path=policy_source.path,
+        config_path=decided.config_source.path,
+        policy_path=decided.policy_source.path,
         ready=0,
     )
-    for position, (name, capability) in enumerate(issued.items()):
+    parents = {child.id: child.parent for child in decided.config.children}
+    for position, (name, capability) in enumerate(decided.issued.items()):
         store.put_process(
             position,
             name,
-            _parent_of(config, name),
+            parents.get(name),
             capability.body.depth,
             capability.body.budget_share_bps,
-            ceilings[name],
+            decided.ceilings[name],
             capability.id,
             capability.text.decode(),
         )
-    for box in config.mailboxes:
+    for box in decided.config.mailboxes:
         store.put_mailbox(box.id)
-    log = Log(origin(runtime_id), keys.log)
+    log = Log(origin(decided.runtime_id), decided.keys.log)
     hashed = leaf_hash("bootstrap", body, signature)
     store.put_leaf(log.append(hashed), "bootstrap", body, signature, None, hashed)
     store.put_checkpoint(log.size, b"".join(log.frontier), log.note())
-    store.commit()
-    os.fsync(directory)
-    _sync_parent(path)
-    store.begin()
-    store.set_host("ready", 1)
-    store.commit()
-    store.close()
-    fcntl.flock(lock, fcntl.LOCK_UN)
-    os.close(lock)
-    return {"initialized": True, "processes": len(issued), "kernel_key": keys.kernel.public, "runtime_id": runtime_id}
-
-
-def _parent_of(config: schema.HostConfig, name: str) -> str | None:
-    return next((child.parent for child in config.children if child.id == name), None)
 
 
 def _refuse_volatile_parent(path: Path, allow_volatile: bool) -> None:

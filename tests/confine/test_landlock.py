@@ -71,12 +71,12 @@ def test_without_landlock_best_effort_goes_on_and_required_does_not(monkeypatch:
 
 
 def test_rules_follow_the_mount_plan() -> None:
-    rules = dict(landlock.rules(plan(Bind("/usr", True), Bind("/etc/file", False), scratch="/work/out")))
-    assert set(rules) == {"/", "/etc", "/proc", "/dev", "/tmp", "/dev/shm", "/usr", "/etc/file", "/work/out"}
+    rules = dict(landlock.rules(plan(Bind("/usr", True), Bind("/etc/file", False), scratch="/folder/out")))
+    assert set(rules) == {"/", "/etc", "/proc", "/dev", "/tmp", "/dev/shm", "/usr", "/etc/file", "/folder/out"}
     writes = landlock.WRITE_FILE | landlock.MAKE_REG | landlock.REMOVE_FILE | landlock.TRUNCATE
-    assert {path for path, bits in rules.items() if bits & writes} == {"/dev", "/tmp", "/dev/shm", "/work/out"}
+    assert {path for path, bits in rules.items() if bits & writes} == {"/dev", "/tmp", "/dev/shm", "/folder/out"}
     assert {path for path, bits in rules.items() if bits & landlock.EXECUTE} == {
-        *("/usr", "/etc/file", "/tmp", "/dev/shm", "/work/out")
+        *("/usr", "/etc/file", "/tmp", "/dev/shm", "/folder/out")
     }
     devices = landlock.MAKE_CHAR | landlock.MAKE_BLOCK
     assert not any(bits & devices for bits in rules.values())

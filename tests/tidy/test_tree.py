@@ -15,7 +15,7 @@ MAX_LINES = 600
 MAX_FUNCTION_LINES = 70
 
 # One flat sequence each, in the order in which it runs; the docstring says why it is not cut.
-LONG = {"chio.kernel.initialize.initialize"}
+LONG: set[str] = set()
 
 
 def relative(path: Path) -> str:
