@@ -66,7 +66,7 @@ def prepare(
     found = []
     for position, server in enumerate(config.servers):
         try:
-            profile = load_profile(server.confinement.profile)
+            profile = load_profile(_profile_name(server.confinement.profile, folder))
             mounts = plan_mounts(
                 argv=server.command,
                 cwd=folder,
@@ -82,6 +82,11 @@ def prepare(
                 error.what, file=file, field=f"servers[{position}]", why=error.path, fix=error.fix
             ) from error
     return found
+
+
+def _profile_name(name: str, folder: str) -> str:
+    """A profile given by path is relative to the config's folder; a bare name is one of the project's."""
+    return os.path.join(folder, name) if "/" in name or name.endswith(".yaml") else name
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from confine.spec import LaunchSpec
 
 _LAST_CAPABILITY = int(open("/proc/sys/kernel/cap_last_cap", encoding="ascii").read())  # noqa: SIM115
 _PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)  # what the interpreter set to be ignored, exec would pass on
-_LAUNCHER_IGNORES = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
+_LAUNCHER_IGNORES = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from confine.spec import Event, Limits, spec_from_wire
 from confine.supervise import Attempt, launch_failed
 
 # A terminal's signals go to the whole foreground process group; what to do about them is the host's decision.
-IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 _RETRY_SECONDS = 0.05  # for cgroups that were not empty yet
 
 

@@ -129,7 +129,7 @@ def _rules(path: Path, number: int, words: list[str]) -> list[Rule]:
         code = getattr(errno, rest[1], None) if len(rest) == 2 else None
         if not isinstance(code, int):
             raise _wrong(path, number, "fails takes the name of one errno")
-        return [Rule(name, errno=code)]
+        return [Rule(name.removesuffix("?"), errno=code, optional=name.endswith("?"))]
     if any(word in {"when", "fails", "and", "include"} for word in words):
         raise _wrong(path, number, "a line with a condition holds one call")
     return [Rule(word.removesuffix("?"), optional=word.endswith("?")) for word in words]
@@ -152,7 +152,8 @@ def _conditional(path: Path, number: int, name: str, words: list[str]) -> list[R
         combinations = [(*before, Condition(argument, bits, value)) for before in combinations for value in values]
     if any(len({condition.index for condition in conditions}) != len(conditions) for conditions in combinations):
         raise _wrong(path, number, "an argument is looked at twice")
-    return [Rule(name, conditions) for conditions in combinations]
+    optional, name = name.endswith("?"), name.removesuffix("?")
+    return [Rule(name, conditions, optional=optional) for conditions in combinations]
 
 
 @lru_cache(maxsize=16)

@@ -23,8 +23,10 @@ from confine.spec import Filter
 
 
 def main() -> int:
-    # Ctrl-C reaches the whole process group; when to stop is the host's decision, told over the control socket.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C, and what a service manager sends, reach the whole group; when to stop is the host's decision, told over
+    # the control socket.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     os.umask(0o077)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "host")
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from chio import canonical
 from chio.errors import ChioError, HostFault, InputError, StateError
-from chio.kernel import attest, grants, recovery
+from chio.kernel import attest, recovery
 from chio.kernel.connections import MAX_CONNECTIONS, Listener
 from chio.kernel.invocations import Caller
 from chio.kernel.process import Kernel
@@ -182,12 +182,12 @@ class Control:
         """A durable attempt with a credential of its own, before anything is launched."""
         kernel, name = self._kernel, message["process"]
         node = kernel.tree[name]
-        if not grants.lives(node.capability, kernel.clock.now_ms()):
+        if not kernel.lives(node, kernel.clock.now_ms()):
             raise StateError(
                 "no grant of this process is still valid",
                 file=kernel.path,
                 field=name,
-                why="they expired",
+                why="they expired or were revoked",
                 fix="grants are never renewed: start a new state",
             )
         credential = secrets.token_bytes(32).hex()

@@ -132,7 +132,12 @@ class Kernel:
 
     def grants_live(self) -> bool:
         now_ms = self.clock.now_ms()
-        return any(grants.lives(node.capability, now_ms) for node in self.tree.nodes.values())
+        return any(self.lives(node, now_ms) for node in self.tree.nodes.values())
+
+    def lives(self, node: Node, now_ms: int) -> bool:
+        """Whether a process can still be admitted to anything: no attempt of one that cannot is started."""
+        revoked = any(capability.id in self.tree.revoked for capability in node.chain)
+        return not revoked and grants.lives(node.capability, now_ms)
 
     def check_peer(self, caller: Caller, pidfd: int, done: Callable[[bool], None]) -> None:
         assert caller.attempt is not None

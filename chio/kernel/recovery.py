@@ -57,6 +57,7 @@ def recover(store: Store, ledger: Ledger) -> tuple[int, int]:
     attempts = [attempt for attempt in store.attempts() if attempt["state"] != "ended"]
     for attempt in attempts:
         end_attempt(store, ledger, attempt["process"], attempt["number"], "host_interrupted")
+    store.end_server_starts("host_interrupted")
     return len(calls), len(attempts)
 
 

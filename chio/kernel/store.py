@@ -434,6 +434,13 @@ class Store:
             (outcome, kept, written, server, number),
         )
 
+    def end_server_starts(self, outcome: str) -> None:
+        """Those whose end nobody saw; writes nothing when there are none."""
+        if self._execute("SELECT 1 FROM server_start WHERE outcome IS NULL LIMIT 1").fetchone() is None:
+            return
+        self.begin()
+        self._execute("UPDATE server_start SET outcome = ? WHERE outcome IS NULL", (outcome,))
+
     def put_log(self, process: str, number: int, stream: str, kept: bytes, written: int) -> None:
         self._execute("INSERT INTO attempt_log VALUES (?, ?, ?, ?, ?)", (process, number, stream, kept, written))
 

@@ -259,7 +259,9 @@ def _print_in_a_row(chio: Chio, pid: int) -> None:
 
 
 def _held(pid: int) -> dict[str, int]:
-    status = Path(f"/proc/{pid}/status").read_text()
+    """Once it waits: it closes what it sent of an attempt's output a moment after we have it."""
+    while "State:\tS" not in (status := Path(f"/proc/{pid}/status").read_text()):
+        os.sched_yield()
     return {
         "resident KiB": int(status.split("VmRSS:")[1].split()[0]),
         "descriptors": len(os.listdir(f"/proc/{pid}/fd")),

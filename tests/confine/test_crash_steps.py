@@ -76,8 +76,9 @@ def _locked(fd: int) -> bool:
 
 def orphaned_cgroups() -> list[str]:
     """Folders of launchers whose file nobody has locked, in any hierarchy: a live launcher's are none of ours."""
-    folders = {path.name for path in Path("/sys/fs/cgroup").glob("*/chio-*")}
-    folders |= {path.name for path in Path("/sys/fs/cgroup").glob("chio-*")}
+    launchers = "chio-" + "[0-9a-f]" * 12  # others' begin like that too: a benchmark's, say
+    folders = {path.name for path in Path("/sys/fs/cgroup").glob(f"*/{launchers}")}
+    folders |= {path.name for path in Path("/sys/fs/cgroup").glob(launchers)}
     return sorted(name for name in folders if not _held(f"{runtime_directory()}/cgroups/{name}"))
 
 

@@ -235,6 +235,39 @@ print(json.dumps([[raw(prctl, option, 0, 0, 0, 0) for option in (22, 24, 28, 35,
 # --- evidence ---------------------------------------------------------------------------------------------------------
 
 
+def test_no_file_gets_a_set_id_bit_however_it_is_made(runner: Runner, cwd: Path) -> None:
+    """What a tool server writes is its folder's owner's outside, where nothing is nosuid."""
+    script = """
+import ctypes, errno, json, os
+libc = ctypes.CDLL(None, use_errno=True)
+def attempt(act):
+    try:
+        act()
+        return "ok"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+os.umask(0)
+os.mkdir("/tmp/own")
+os.chdir("/tmp/own")
+open("plain", "w").close()
+results = [attempt(act) for act in (
+    lambda: os.chmod("plain", 0o4755), lambda: os.chmod("plain", 0o2755),
+    lambda: os.fchmod(os.open("plain", os.O_RDONLY), 0o4755),
+    lambda: os.open("made", os.O_CREAT | os.O_WRONLY, 0o4755),
+    lambda: os.open("made", os.O_CREAT | os.O_WRONLY, 0o2711),
+    lambda: os.mknod("node", 0o104755),
+)]
+libc.syscall(437, -100, b"plain", ctypes.byref(ctypes.create_string_buffer(24)), 24)
+results.append(errno.errorcode[ctypes.get_errno()])
+results.append(attempt(lambda: os.chmod("plain", 0o1755)))
+results.append(attempt(lambda: os.open("new", os.O_CREAT | os.O_WRONLY, 0o700)))
+print(json.dumps([results, sorted(os.listdir("."))]))
+"""
+    answers, files = runner.python(script, cwd).json()
+    assert answers == ["EPERM"] * 6 + ["ENOSYS", "ok", "ok"]
+    assert files == ["new", "plain"]
+
+
 def test_the_record_says_which_program_holds_and_where_from(runner: Runner, cwd: Path) -> None:
     ended = runner.run(["/bin/true"], cwd)
     mode, program = ended.field("seccomp"), ended.field("seccomp_program")
