@@ -25,8 +25,6 @@ from confine.errors import StepFailed
 from confine.spec import LaunchSpec
 
 _LAST_CAPABILITY = int(open("/proc/sys/kernel/cap_last_cap", encoding="ascii").read())  # noqa: SIM115
-_PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)  # what the interpreter set to be ignored, exec would pass on
-_LAUNCHER_IGNORES = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 
 
 @dataclass(slots=True)
@@ -355,9 +353,7 @@ def _descriptors_of_worker(child: Child) -> None:
 
 def _signals(_: Child) -> None:
     os.umask(0o022)
-    for ignored in (*_PYTHON_IGNORES, *_LAUNCHER_IGNORES):
-        signal.signal(ignored, signal.SIG_DFL)
-    syscalls.unblock_every_signal()
+    syscalls.reset_every_signal()  # what the interpreter and the launcher ignore, and what their starter did
 
 
 def _landlock(child: Child) -> None:

@@ -17,12 +17,12 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
-# clone, pivot_root, keyctl, seccomp, rt_sigprocmask
-_BY_MACHINE: Final = {"x86_64": (56, 155, 250, 317, 14), "aarch64": (220, 41, 219, 277, 135)}
+# clone, pivot_root, keyctl, seccomp, rt_sigaction, rt_sigprocmask
+_BY_MACHINE: Final = {"x86_64": (56, 155, 250, 317, 13, 14), "aarch64": (220, 41, 219, 277, 134, 135)}
 _MACHINE = os.uname().machine
 if _MACHINE not in _BY_MACHINE:
     raise ImportError(f"confine knows no system call numbers for {_MACHINE}")
-_CLONE, _PIVOT_ROOT, _KEYCTL, _SECCOMP, _RT_SIGPROCMASK = _BY_MACHINE[_MACHINE]
+_CLONE, _PIVOT_ROOT, _KEYCTL, _SECCOMP, _RT_SIGACTION, _RT_SIGPROCMASK = _BY_MACHINE[_MACHINE]
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT = 428, 429, 430, 431, 432
 _CLONE3, _CLOSE_RANGE, _OPENAT2, _PIDFD_GETFD, _MOUNT_SETATTR = 435, 436, 437, 438, 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -57,6 +57,7 @@ RESOLVE_BENEATH: Final = 0x08
 RESOLVE_IN_ROOT: Final = 0x10
 
 _CLOSE_RANGE_CLOEXEC = 4
+_SIGNALS = 64
 
 PTRACE_CONT: Final = 7
 PTRACE_SEIZE: Final = 0x4206
@@ -103,11 +104,17 @@ def clone(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
     return pid, pidfd.value if pid else -1
 
 
-def unblock_every_signal() -> None:
-    """An empty signal mask, the C library's own signals (32, 33) included: pthread_sigmask(3) leaves those alone, and
-    whoever started the host may have blocked them."""
-    nothing = ctypes.c_uint64(0)
-    _check(_syscall(_RT_SIGPROCMASK, signal.SIG_SETMASK, ctypes.byref(nothing), None, ctypes.c_size_t(8)))
+def reset_every_signal() -> None:
+    """Default dispositions and an empty mask, as a program expects to start with.
+
+    The C library's own signals (32, 33) included, which its functions leave alone: whoever started the host may have
+    ignored or blocked them (make(1) does), and exec passes both on (signal(7)).
+    """
+    default, size = ctypes.create_string_buffer(32), ctypes.c_size_t(8)  # struct kernel_sigaction: SIG_DFL, no flags
+    for number in range(1, _SIGNALS + 1):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            _check(_syscall(_RT_SIGACTION, number, default, None, size))
+    _check(_syscall(_RT_SIGPROCMASK, signal.SIG_SETMASK, ctypes.byref(ctypes.c_uint64(0)), None, size))
 
 
 def unshare(flags: int) -> None:

@@ -7,6 +7,7 @@ import platform
 import resource
 import select
 import signal
+import struct
 import time
 from pathlib import Path
 
@@ -93,20 +94,23 @@ def test_ignored_signals_are_default_again_in_the_worker(runner: Runner, cwd: Pa
     assert [int(line.split()[1], 16) for line in ended.exited.stdout.splitlines()] == [0, 0]
 
 
-def test_signals_that_the_hosts_starter_blocked_are_open_again_in_the_worker(cwd: Path) -> None:
-    """The C library's own ones too, which pthread_sigmask(3) does not touch."""
+def test_signals_that_the_hosts_starter_blocked_or_ignored_are_as_new_in_the_worker(cwd: Path) -> None:
+    """The C library's own ones too, which its functions do not touch."""
     blocked = ctypes.c_uint64(1 << 31 | 1 << 14)  # 32 (SIGCANCEL) and SIGTERM
     before = ctypes.c_uint64()
     mask = ctypes.CDLL(None).syscall
     number, size = {"x86_64": 14, "aarch64": 135}[platform.machine()], ctypes.c_size_t(8)
+    ignore, was = ctypes.create_string_buffer(struct.pack("=QQQQ", 1, 0, 0, 0)), ctypes.create_string_buffer(32)
+    mask(number - 1, 33, ignore, was, size)  # rt_sigaction: SIGSETXID is ignored
     mask(number, signal.SIG_BLOCK, ctypes.byref(blocked), ctypes.byref(before), size)
     try:
         launcher = Launcher.start()
     finally:
         mask(number, signal.SIG_SETMASK, ctypes.byref(before), None, size)
+        mask(number - 1, 33, was, None, size)
     with launcher:
-        ended = Runner(launcher).run(["/bin/sh", "-c", "grep SigBlk /proc/self/status"], cwd)
-    assert int(ended.exited.stdout.split()[1], 16) == 0
+        ended = Runner(launcher).run(["/bin/sh", "-c", "grep -E 'SigBlk|SigIgn' /proc/self/status"], cwd)
+    assert [int(line.split()[1], 16) for line in ended.exited.stdout.splitlines()] == [0, 0]
 
 
 def test_the_peak_memory_is_the_programs_own_and_not_the_launchers(runner: Runner, cwd: Path) -> None:
