@@ -12,6 +12,7 @@ from confine import syscalls
 
 _SYSCALL, _DETACH, _SETOPTIONS, _INTERRUPT = 24, 17, 0x4200, 0x4207  # ptrace(2)
 _SYSGOOD, _TRACEFORK, _EVENT_FORK = 1, 2, 1
+_ENDED = -1
 _AT_SYSCALL = signal.SIGTRAP | 0x80
 
 
@@ -28,13 +29,15 @@ class Stepper:
     def advance(self, steps: int, ended: Callable[[], bool] = lambda: False) -> int:
         """Lets it run to its next system call, or to that one's end, `steps` times, or until it has `ended`.
 
-        How often it did. `ended` is asked while it runs too, which may be what it waits for in that call.
+        How often it did. `ended` is asked while it runs too, and believed at once: what it has seen it may not see
+        again, and the process may then wait in its call for ever.
         """
         for done in range(steps):
             if self.gone or ended():
                 return done
             self._continue(_SYSCALL)
-            self._wait(ended)
+            if self._wait(ended) == _ENDED:
+                return done
         return steps
 
     def advance_to_init(self) -> "Stepper":
@@ -74,12 +77,16 @@ class Stepper:
         except ProcessLookupError:
             pass  # killed meanwhile: the wait below says so
 
-    def _wait(self, meanwhile: Callable[[], object] | None = None) -> int:
-        """The event of the stop; 0 for a system call's or a signal's, which is then delivered with the next step."""
+    def _wait(self, meanwhile: Callable[[], bool] | None = None) -> int:
+        """The event of the stop; 0 for a system call's or a signal's, which is then delivered with the next step.
+
+        _ENDED, with the process running, when `meanwhile` says so before it stops.
+        """
         self._signal = 0
         pid, status = os.waitpid(self.pid, syscalls.WAIT_ALL | (os.WNOHANG if meanwhile else 0))
         while pid == 0 and meanwhile is not None:
-            meanwhile()
+            if meanwhile():
+                return _ENDED
             pid, status = os.waitpid(self.pid, syscalls.WAIT_ALL | os.WNOHANG)
         if not os.WIFSTOPPED(status):
             self.gone = True
