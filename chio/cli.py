@@ -80,6 +80,12 @@ def _fail(error: Exception) -> None:
     click.echo(f"chio: {error}", err=True)
 
 
+def _expected() -> tuple[type[Exception], ...]:
+    """What is told in one line. Confinement's errors are among them once its module is loaded, and not before."""
+    confine = sys.modules.get("confine.errors")
+    return (ChioError, confine.ConfineError) if confine is not None else (ChioError,)
+
+
 def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
     """Turn what is raised into one line on stderr and an exit code."""
 
@@ -87,7 +93,7 @@ def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             code = command(*args, **kwargs) or 0
-        except ChioError as error:
+        except _expected() as error:
             _fail(error)
             code = 1
         sys.exit(code)

@@ -89,6 +89,26 @@ def _profile_name(name: str, folder: str) -> str:
     return os.path.join(folder, name) if "/" in name or name.endswith(".yaml") else name
 
 
+def _launch(launcher: Launcher, name: str, entry: Prepared) -> tuple[Identity, tuple[int, int]]:
+    """Launch one server; its identity, and the kernel's ends of its stdin and stdout. ConfineError leaves nothing."""
+    mounts = for_attempt(entry.mounts, None)
+    identity = claim_identity(entry.without)
+    stdin, to_server = os.pipe2(os.O_CLOEXEC)
+    from_server, stdout = os.pipe2(os.O_CLOEXEC)
+    try:
+        spec = launch_spec(mounts, entry.profile, entry.limits, _FOREVER_MS, identity, entry.without)
+        launcher.launch(name, spec, stdin, (identity.fd,), stdout_fd=stdout)
+    except ConfineError:
+        identity.close()
+        os.close(to_server)
+        os.close(from_server)
+        raise
+    finally:
+        os.close(stdin)
+        os.close(stdout)
+    return identity, (to_server, from_server)
+
+
 @contextmanager
 def start_for_init(prepared: list[Prepared], file: str) -> Iterator[tuple[int, ...]]:
     """Start every server once; the kernel's ends of their pipes, stdin and stdout of each in order.
@@ -99,19 +119,11 @@ def start_for_init(prepared: list[Prepared], file: str) -> Iterator[tuple[int, .
         positions = {entry.server.id: position for position, entry in enumerate(prepared)}
         fds: list[int] = []
         for entry in prepared:
-            identity = claim_identity(entry.without)
+            identity, ours = _launch(launcher, entry.server.id, entry)
             held.callback(identity.close)
-            stdin, to_server = os.pipe2(os.O_CLOEXEC)
-            from_server, stdout = os.pipe2(os.O_CLOEXEC)
-            for fd in (to_server, from_server):
+            for fd in ours:
                 held.callback(os.close, fd)
-            fds += [to_server, from_server]
-            spec = launch_spec(
-                for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity, entry.without
-            )
-            launcher.launch(entry.server.id, spec, stdin, (identity.fd,), stdout_fd=stdout)
-            os.close(stdin)
-            os.close(stdout)
+            fds += ours
         waiting = set(positions)
         while waiting:
             select.select([launcher], [], [])
@@ -180,21 +192,12 @@ class ToolServers:
 
     def start(self, name: str) -> None:
         """Launch one server; what becomes of it arrives as events of the launcher."""
-        entry = self._prepared[name]
-        stdin, to_server = os.pipe2(os.O_CLOEXEC)
-        from_server, stdout = os.pipe2(os.O_CLOEXEC)
-        identity = claim_identity(entry.without)
-        self._running[name] = _Running(identity, (to_server, from_server))
         try:
-            spec = launch_spec(
-                for_attempt(entry.mounts, None), entry.profile, entry.limits, _FOREVER_MS, identity, entry.without
-            )
-            self._launcher.launch(NAME_PREFIX + name, spec, stdin, (identity.fd,), stdout_fd=stdout)
+            identity, ours = _launch(self._launcher, NAME_PREFIX + name, self._prepared[name])
         except ConfineError as error:
-            self._down(name, str(error))
-        finally:
-            os.close(stdin)
-            os.close(stdout)
+            self._refuse(name, str(error))
+            return
+        self._running[name] = _Running(identity, ours)
 
     def launcher_said(self, event: Event) -> None:
         """One event of the launcher about one of these servers."""
@@ -260,11 +263,15 @@ class ToolServers:
             self.start(name)
 
     def _down(self, name: str, why: str) -> None:
-        """It could not be launched: whoever waits for it is told."""
-        self.refusals[name] = why
+        """It could not be launched."""
         running = self._running.pop(name)
         running.identity.close()
         self._close_ours(running)
+        self._refuse(name, why)
+
+    def _refuse(self, name: str, why: str) -> None:
+        """Whoever waits for it is told."""
+        self.refusals[name] = why
         self._kernel.call("server_failed", server=name)
 
     def _close_ours(self, running: _Running) -> None:
