@@ -30,8 +30,13 @@ def tops() -> set[str]:
 
 
 def own_cgroups() -> set[str]:
-    """Every cgroup of the project's on this machine: folders of launchers, and of their attempts."""
-    return {str(path) for top in tops() for path in Path(top).glob("chio-*/**/") if path.is_dir()}
+    """Every cgroup of the project's on this machine: folders of launchers, and of their attempts.
+
+    Other tests' launchers remove theirs meanwhile, so a folder that is gone by the time it is read is none:
+    `os.walk` passes over it, where `Path.glob` of Python 3.11 raises.
+    """
+    launchers = [f"{top}/{name}" for top in tops() for name in os.listdir(top) if name.startswith("chio-")]
+    return {folder for launcher in launchers for folder, _, _ in os.walk(launcher)}
 
 
 def cgroups_of(launcher: int) -> set[str]:
