@@ -382,16 +382,20 @@ def export(state: Path, out: Path, key_file: Path | None) -> int:
 
     Example: chio receipt export --state .chio --out receipts.ndjson
     """
-    from chio.errors import InputError
+    from chio.errors import InputError, StateError
     from chio.kernel.reader import open_state
 
     count = 0
     with open_state(state, key_file) as reader:
+        receipts = reader.receipts()
         try:
             with open(out, "xb") as file:
-                for text in reader.receipts():
+                for text in receipts:
                     file.write(text + b"\n")
                     count += 1
+        except StateError:
+            out.unlink()  # half an export is none
+            raise
         except OSError as error:
             raise InputError(
                 "the export cannot be written",

@@ -24,6 +24,7 @@ CONFIG = "host.json"
 POLICY = "policy.yaml"
 LOCK = "lock"
 RECEIPTS = "receipts.ndjson"
+BLOBS = ".chio-blobs"
 
 # What a host keeps in its state directory: an export may never take one of these names.
 RESERVED_NAMES = frozenset(
@@ -40,6 +41,7 @@ RESERVED_NAMES = frozenset(
         POLICY,
         LOCK,
         RECEIPTS,
+        BLOBS,
     }
 )
 RESERVED_PREFIX = ".chio"

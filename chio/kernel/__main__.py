@@ -136,10 +136,13 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
     def start() -> dict[str, Any]:
         path = message["path"]
         os.fchdir(directory)
+        file, key = message.get("key_file"), None
+        if file:
+            key = vault.read_key(fds[2], file)
+            os.close(fds[2])
+        database.require_key(path, key, file)
         store = Store(database.open_existing(directory, path))
         try:
-            file = message.get("key_file")
-            key = vault.read_key(fds[2], file) if file else None
             kernel = Kernel(loop, store, directory, path, message["allow_volatile"], control, key, file)
         except sqlite3.DatabaseError as error:
             store.close()

@@ -131,6 +131,15 @@ def _retained_call(kernel: Kernel, request: dict[str, Any], context: dict[str, A
                 fix="name the state that the call was made on, and the context that was kept with it",
             )
     assert node is not None
+    tombstone = kernel.store.tombstone(node.id)
+    if tombstone is not None:
+        raise InputError(
+            "the data of this process was deleted",
+            file=files["context"],
+            field="process_id",
+            why=f"leaf {tombstone} of the log says so, and its calls' arguments and outputs are gone",
+            fix="its receipts, without what they disclosed, still verify",
+        )
     call = kernel.store.find_call(node.id, request["operation_key"])
     if call is None:
         raise InputError(

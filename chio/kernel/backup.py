@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from chio import canonical, schema, statedir
-from chio.errors import InputError, StateError
+from chio.errors import ChioError, InputError, StateError
 from chio.kernel import database, epoch, vault
 from chio.kernel.clock import Clock
 from chio.kernel.log import Log, NotACheckpoint, leaf_hash, origin, read_note
@@ -217,23 +217,34 @@ def restore(asked: Restore, key: tuple[bytes, str] | None) -> dict[str, Any]:
     directory = statedir.create(asked.state)
     try:
         statedir.require_durable(directory, asked.state, asked.allow_volatile)
-        for entry in manifest.files:
-            if entry.name not in (statedir.DATABASE, statedir.KEYS):
-                (asked.state / entry.name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _copy(asked.backup / entry.name, asked.state / entry.name)
-        _copy(asked.signing_keys or asked.backup / statedir.KEYS, asked.state / statedir.KEYS)
-        statedir.write_new(directory, statedir.LOCK, b"")
-        staged = asked.state / f"{statedir.RESERVED_PREFIX}-restoring"
-        staged.mkdir(mode=0o700)
-        _copy(asked.backup / statedir.DATABASE, staged / statedir.DATABASE)
-        begun = _begin_epoch(staged / statedir.DATABASE, directory, asked, manifest, key)
-        _sync_folders(asked.state)
-        os.rename(staged / statedir.DATABASE, asked.state / statedir.DATABASE)
-        staged.rmdir()
-        os.fsync(directory)
+        begun = _fill(directory, asked, manifest, key)
+    except ChioError:
+        for made in asked.state.iterdir():  # it was empty: what is in it is ours, copies of keys among it
+            shutil.rmtree(made) if made.is_dir() else made.unlink()
+        raise
     finally:
         os.close(directory)
     return {"restored": True, "runtime_id": manifest.runtime_id, **begun, "replay_only": True}
+
+
+def _fill(directory: int, asked: Restore, manifest: schema.Backup, key: tuple[bytes, str] | None) -> dict[str, Any]:
+    """Everything into the new directory; a state once the last rename is on disk."""
+    (asked.state / statedir.BLOBS).mkdir(mode=0o700)
+    for entry in manifest.files:
+        if entry.name not in (statedir.DATABASE, statedir.KEYS):
+            (asked.state / entry.name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _copy(asked.backup / entry.name, asked.state / entry.name)
+    _copy(asked.signing_keys or asked.backup / statedir.KEYS, asked.state / statedir.KEYS)
+    statedir.write_new(directory, statedir.LOCK, b"")
+    staged = asked.state / f"{statedir.RESERVED_PREFIX}-restoring"
+    staged.mkdir(mode=0o700)
+    _copy(asked.backup / statedir.DATABASE, staged / statedir.DATABASE)
+    begun = _begin_epoch(staged / statedir.DATABASE, directory, asked, manifest, key)
+    _sync_folders(asked.state)
+    os.rename(staged / statedir.DATABASE, asked.state / statedir.DATABASE)
+    staged.rmdir()
+    os.fsync(directory)
+    return begun
 
 
 def _manifest(backup: Path) -> schema.Backup:

@@ -21,10 +21,11 @@ from chio import canonical
 from chio.errors import ChioError, HostFault, InputError, StateError
 from chio.kernel import attest, epoch, plans, recovery
 from chio.kernel.connections import MAX_CONNECTIONS, Listener
+from chio.kernel.database import unreadable
 from chio.kernel.invocations import Caller
 from chio.kernel.process import Kernel
 from chio.kernel.tree import Node
-from chio.kernel.vault import OpenVault
+from chio.kernel.vault import OpenVault, Unsealable
 from chio.kernel.writer import Item
 from chio.tools.mcp import ServerFault
 from chio.wire import Channel
@@ -125,7 +126,7 @@ class Control:
 
         def answer(reply: dict[str, Any]) -> None:
             if op == "delete" and reply["ok"]:
-                self._kernel.store.erase_log()
+                reply = self._erased(reply)
             if op == "server_started" and reply["ok"]:
                 self._spawn(self._attach(message["server"], fds[0], fds[1]))
             self._send(reply)
@@ -134,7 +135,7 @@ class Control:
             try:
                 return {"re": request, "ok": True, **work(message)}
             except ChioError as error:
-                return {"re": request, "ok": False, "error": {"kind": type(error).__name__, **error.as_wire()}}
+                return _refused(request, error)
 
         failed = {
             "re": request,
@@ -173,7 +174,10 @@ class Control:
             kernel.host["plan"] = plan
         if kernel.host["plan"] is None:
             return {"plan": None, "deleted": []}
-        plan = plans.with_inputs(kernel.host["plan"], kernel.store.plan_inputs())
+        try:
+            plan = plans.with_inputs(kernel.host["plan"], kernel.store.plan_inputs())
+        except Unsealable as error:
+            raise unreadable(kernel.path, error) from error
         return {"plan": plan, "deleted": kernel.store.tombstones()}
 
     def _progress(self, _message: dict[str, Any]) -> dict[str, Any]:
@@ -383,8 +387,25 @@ class Control:
         tombstone = kernel.ledger.record("tombstone", {"process_id": node.id, "by": message["by"]})
         kernel.store.delete_data(node.id, tombstone)
         vault.destroy(node.id)
-        kernel.state.reload()
+        kernel.records.state.reload()
         return {"tombstone": tombstone}
+
+    def _erased(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """After the commit of a deletion: what it overwrote leaves every file, or the operator is told that it stays.
+
+        A kill before this leaves it to the next start.
+        """
+        kernel = self._kernel
+        kernel.records.state.files.sweep(kernel.store.blob_files())
+        if kernel.store.erase_log():
+            return reply
+        still_there = StateError(
+            "the data is deleted, but the database's write-ahead log still holds it",
+            file=kernel.path,
+            why="somebody is reading the state",
+            fix="when they are done, run the same command again",
+        )
+        return _refused(reply["re"], still_there)
 
     def _accept(self, message: dict[str, Any]) -> dict[str, Any]:
         """The operator takes a restored state into service: from here on new work is admitted."""
@@ -409,3 +430,7 @@ class Control:
         self._kernel.writer.checkpoint_log()
         newest = self._kernel.store.last_checkpoint()
         return {"checkpoint": newest[2] if newest else None}
+
+
+def _refused(request: int, error: ChioError) -> dict[str, Any]:
+    return {"re": request, "ok": False, "error": {"kind": type(error).__name__, **error.as_wire()}}

@@ -7,9 +7,10 @@ a crash may lose it; what a worker notes about its own resume is committed befor
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chio.kernel.store import Store
+if TYPE_CHECKING:
+    from chio.kernel.store import Store
 
 CONFLICTS = "checkpoint_conflicts"
 AMBIGUOUS = "ambiguous_recoveries"

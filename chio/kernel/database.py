@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import peewee
 
 from chio import statedir
 from chio.errors import StateError
+from chio.kernel.vault import vault_of
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x4348494F  # "CHIO"
@@ -86,6 +87,22 @@ def open_existing(directory: int, path: str) -> peewee.SqliteDatabase:
         raise
     os.fsync(directory)
     return database
+
+
+def require_key(path: str, key: bytes | None, key_file: str | None) -> None:
+    """Refuse a missing or wrong key file before `open_existing`, which puts what a kill left behind in order.
+
+    It reads the database file alone, as if nothing wrote to it (`immutable`): the data keys were folded into it by
+    `init`. What cannot be read that way is left to the opening. The state must be the working directory.
+    """
+    try:
+        with closing(sqlite3.connect(f"file:{statedir.DATABASE}?mode=ro&immutable=1", uri=True)) as read:
+            hosts = read.execute("SELECT runtime_id FROM host").fetchall()
+            wrapped = dict(read.execute("SELECT process, wrapped FROM data_key WHERE wrapped IS NOT NULL"))
+    except sqlite3.Error:
+        return
+    for (runtime_id,) in hosts:
+        vault_of(key, runtime_id, wrapped, path, key_file)
 
 
 def require_version(database: peewee.SqliteDatabase, path: str) -> None:

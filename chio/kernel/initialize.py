@@ -185,6 +185,7 @@ def _write_files(directory: int, decided: _Decided, bootstrap: bytes) -> None:
     statedir.write_new(directory, statedir.PINS, orjson.dumps(decided.pins(), option=_JSON_FILE))
     statedir.write_new(directory, statedir.BOOTSTRAP, bootstrap + b"\n")
     statedir.write_new(directory, statedir.RECEIPTS, b"")
+    os.mkdir(statedir.BLOBS, 0o700, dir_fd=directory)
 
 
 def _write_rows(store: Store, decided: _Decided, body: bytes, signature: str, bootstrap_id: str) -> None:

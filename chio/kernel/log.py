@@ -113,7 +113,7 @@ def root_of(hashes: Iterable[bytes]) -> bytes:
 
 def read_note(note: bytes, name: str, public: str) -> tuple[int, bytes]:
     """(size, root) of a C2SP tlog-checkpoint that this log's own key signed. Raises `NotACheckpoint`."""
-    text, blank, signatures = note.rpartition(b"\n\n")
+    text, blank, signatures = (note.rstrip(b"\n") + b"\n").rpartition(b"\n\n")
     lines = (text + b"\n").split(b"\n")
     if not blank or len(lines) != 4 or lines[0] != name.encode() or not lines[1].isdigit():
         raise NotACheckpoint(f"it is not a checkpoint of {name}")

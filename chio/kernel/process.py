@@ -7,7 +7,6 @@ both become items of the writer's next commit. Reads are answered at once, since
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 import orjson
 
 from chio import canonical, schema, statedir, wire
-from chio.kernel import counters, grants, receipts, recovery
+from chio.kernel import blobs, counters, grants, receipts, recovery
 from chio.kernel.calls import Event
 from chio.kernel.clock import Clock
 from chio.kernel.connections import Connection, Connections
@@ -28,10 +27,11 @@ from chio.kernel.ledger import Ledger
 from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
 from chio.kernel.pinned import read_pinned
-from chio.kernel.state import MAX_BLOB_BYTES, StateRefused, WorkerState
+from chio.kernel.state import StateRefused
 from chio.kernel.store import CallRow, Store
 from chio.kernel.tree import Node, Tree
 from chio.kernel.vault import OpenVault, Unsealable, vault_of
+from chio.kernel.worker_records import WorkerRecords, only
 from chio.kernel.writer import PARKED, Item, Writer
 from chio.tools import mcp
 from chio.tools.router import Router
@@ -109,7 +109,7 @@ class Kernel:
         recovery.restore_log(self.store, self.log, path)
         self.clock = Clock(recovery.newest_time_ms(self.store))
         self.tree = Tree(self.store, path)
-        self.state = WorkerState(self.store, self.config.limits.state)
+        self.records = WorkerRecords(self, blobs.BlobFiles(directory))
         self.counters = counters.Counters(self.store)
         receipts_fd = recovery.open_receipts(directory)
         self.writer = Writer(loop, self.store, self.log, self.counters, self._rolled_back, receipts_fd)
@@ -138,7 +138,7 @@ class Kernel:
 
     def _rolled_back(self) -> None:
         self.tree.reload()
-        self.state.reload()
+        self.records.state.reload()
 
     @property
     def replay_only(self) -> bool:
@@ -184,28 +184,11 @@ class Kernel:
             match operation["op"]:
                 case "invoke":
                     self._submit(_Receive(caller, read_request(operation, plain), connection))
-                case "inspect":
-                    _only(operation, "op")
-                    connection.reply(wire.ok_frame(self._inspect(caller.node)))
-                case "blob_read":
-                    self._require_running(caller.node)
-                    digest, data = self.state.read_blob(caller.node.id, operation)
-                    members = {"sha256": digest, "bytes": len(data), "data_base64": base64.b64encode(data).decode()}
-                    connection.reply(wire.ok_frame(orjson.dumps(members)))
-                case "checkpoint":
-                    self._submit_work(caller, connection, lambda: self._checkpoint(caller.node, operation, plain))
-                case "blob_put":
-                    self._submit_work(caller, connection, lambda: self._put_blob(caller.node, operation))
-                case "note":
-                    noted = counters.read_note(operation)
-                    if noted is None:
-                        raise CallError("invalid_request")
-                    self._submit_work(caller, connection, lambda: self._note(caller.node, *noted))
                 case "cancel":
-                    _only(operation, "op")
-                    self._submit_work(caller, connection, lambda: self._cancel(caller.node))
+                    only(operation, "op")
+                    self.records.submit(caller, connection, lambda: self._cancel(caller.node))
                 case _:
-                    raise CallError("invalid_request")
+                    self.records.serve(caller, operation, plain, connection)
         except (CallError, StateRefused) as error:
             connection.reply(wire.error_frame(error.code))
         except canonical.NotCanonical:
@@ -404,49 +387,7 @@ class Kernel:
         receive.connection.on_lost = None
         self._submit(receive)
 
-    # --- a worker's own records ----------------------------------------------------------------------------------
-
-    def _submit_work(self, caller: Caller, connection: Connection, work: Callable[[], bytes]) -> None:
-        def run() -> bytes:
-            try:
-                self._require_running(caller.node)
-                if self.ledger.replay_only:
-                    raise CallError("runtime_error")
-                return wire.ok_frame(work())
-            except (CallError, StateRefused) as error:
-                return wire.error_frame(error.code)
-
-        self.writer.submit(Item(run, connection.reply, lambda: connection.reply(wire.error_frame("runtime_error"))))
-
-    def _require_running(self, node: Node) -> None:
-        if not all(above.running for above in node.path):
-            raise CallError("cancelled")
-
-    def _note(self, node: Node, name: str, age_ms: int | None) -> bytes:
-        """What a worker says of its own resume, for the operator's counters."""
-        self.writer.open_commit()
-        self.store.count(node.id, name, 1)
-        if age_ms is not None:
-            self.store.gauge(node.id, counters.RESUME_AGE_MS, age_ms)
-        return b"{}"
-
-    def _checkpoint(self, node: Node, operation: dict[str, Any], plain: bool) -> bytes:
-        try:
-            revision, value = self.state.next_checkpoint(node.id, operation, plain)
-        except StateRefused as error:
-            if error.code == "checkpoint_conflict":
-                self.counters.add(node.id, counters.CONFLICTS)
-            raise
-        self.writer.open_commit()
-        self.store.put_worker_checkpoint(node.id, revision, value, self.clock.now_ms())
-        return b'{"revision":"' + revision.encode() + b'","value":' + value + b"}"
-
-    def _put_blob(self, node: Node, operation: dict[str, Any]) -> bytes:
-        digest, data, new = self.state.new_blob(node.id, operation)
-        if new:
-            self.writer.open_commit()
-            self.state.put_blob(node.id, digest, data)
-        return orjson.dumps({"sha256": digest, "bytes": len(data)})
+    # --- cancelling ---------------------------------------------------------------------------------------------
 
     def _cancel(self, node: Node) -> bytes:
         return orjson.dumps({"cancelled_processes": self.cancel(node.id, "worker")})
@@ -473,40 +414,13 @@ class Kernel:
                     self._give_up(flight, receive, "cancelled")
         self._link.cancelled(names)
 
-    def _inspect(self, node: Node) -> bytes:
-        revision, value = self.store.checkpoint(node.id)
-        own, total, limits = self.state.usage.get(node.id), self.state.total(), self.config.limits
-        return orjson.dumps(
-            {
-                "process_id": node.id,
-                "parent_id": node.parent.id if node.parent else None,
-                "root_id": schema.ROOT,
-                "state": "running" if all(above.running for above in node.path) else "cancelled",
-                "depth": node.depth,
-                "limits": {
-                    "max_processes": limits.max_processes,
-                    "max_depth": limits.max_depth,
-                    "max_calls": limits.max_calls,
-                },
-                "tree_calls": self.tree[schema.ROOT].calls,
-                "checkpoint": {"revision": revision, "value": orjson.Fragment(value)},
-                "storage": {
-                    "max_blob_bytes": MAX_BLOB_BYTES,
-                    "limits": {"max_bytes": limits.state.max_bytes, "max_blobs": limits.state.max_blobs},
-                    "process_bytes": own.bytes if own else 0,
-                    "process_blobs": own.blobs if own else 0,
-                    "tree_bytes": total.bytes,
-                    "tree_blobs": total.blobs,
-                },
-            }
-        )
-
     def close(self) -> None:
         """Stop serving and leave the log checkpointed. What is in flight is recorded as what is provable of it."""
         self.connections.close_all()
         self.router.close()
         self.writer.flush()
         self.writer.now(lambda: None)
+        self.records.close()
         self.store.close()
 
 
@@ -545,8 +459,3 @@ def _router(
         tools = {tool["name"]: tool["read_only"] for tool in entry["tools"]}
         router.declare(server.id, server.request_timeout_seconds, entry["tools_digest"], tools)
     return router
-
-
-def _only(operation: dict[str, Any], *fields: str) -> None:
-    if operation.keys() != set(fields):
-        raise CallError("invalid_request")

@@ -170,8 +170,10 @@ CREATE TABLE blob (
     process       TEXT NOT NULL REFERENCES process (id),
     sha256        TEXT NOT NULL,               -- or its keyed digest, where the data is sealed
     bytes         INTEGER NOT NULL,            -- of the data as it is
-    data          BLOB NOT NULL,               -- sealed
-    PRIMARY KEY (process, sha256)
+    data          BLOB,                        -- sealed
+    file          TEXT,                        -- or the name of the file that has it, in `.chio-blobs`
+    PRIMARY KEY (process, sha256),
+    CHECK ((data IS NULL) <> (file IS NULL))
 ) STRICT;
 
 CREATE TABLE mailbox (

@@ -6,7 +6,6 @@ limit; a blob belongs to one process, and its digest gives another process nothi
 
 from __future__ import annotations
 
-import base64
 import binascii
 import re
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from chio import canonical
+from chio.kernel.blobs import BlobFiles, NotBase64, decode
 from chio.kernel.store import Store
 from chio.schema import StateLimits
 
@@ -41,9 +41,11 @@ class BlobUsage:
 class WorkerState:
     """Checkpoints and blobs of every process, with the tree's blob usage kept in memory."""
 
-    def __init__(self, store: Store, limits: StateLimits) -> None:
+    def __init__(self, store: Store, files: BlobFiles, limits: StateLimits) -> None:
         self._store = store
+        self.files = files
         self.limits = limits
+        files.sweep(store.blob_files())
         self.usage: dict[str, BlobUsage] = {}
         self.reload()
 
@@ -69,28 +71,45 @@ class WorkerState:
             raise StateRefused("checkpoint_conflict")
         return _increment(expected), value
 
-    def new_blob(self, process: str, operation: dict[str, Any]) -> tuple[str, bytes, bool]:
-        """(digest, bytes, whether it is new): checked against its digest and the tree's budget."""
+    def blob_fields(self, operation: dict[str, Any]) -> tuple[str, str]:
+        """(digest, base64) of a put."""
         if operation.keys() != {"op", "sha256", "data_base64"} or type(operation["data_base64"]) is not str:
             raise StateRefused("invalid_request")
-        digest = _digest(operation)
+        return _digest(operation), operation["data_base64"]
+
+    def small_blob(self, digest: str, text: str) -> bytes:
+        """The bytes of a put that is decoded at once, held against their digest."""
         try:
-            data = base64.b64decode(operation["data_base64"], validate=True)
+            data = binascii.a2b_base64(text, strict_mode=True)
         except (binascii.Error, ValueError) as error:
             raise StateRefused("invalid_request") from error
-        if len(data) > MAX_BLOB_BYTES or sha256(data).hexdigest() != digest:
+        if sha256(data).hexdigest() != digest:
             raise StateRefused("invalid_request")
-        if self._store.has_blob(process, digest):
-            return digest, data, False
-        total = self.total()
-        if total.bytes + len(data) > self.limits.max_bytes or total.blobs + 1 > self.limits.max_blobs:
-            raise StateRefused("limit_reached")
-        return digest, data, True
+        return data
 
-    def put_blob(self, process: str, digest: str, data: bytes) -> None:
-        self._store.put_blob(process, digest, data)
+    async def large_blob(self, digest: str, text: str) -> bytes:
+        """`small_blob`, giving way to other requests."""
+        try:
+            data, found = await decode(text)
+        except NotBase64 as error:
+            raise StateRefused("invalid_request") from error
+        if len(data) > MAX_BLOB_BYTES or found != digest:
+            raise StateRefused("invalid_request")
+        return data
+
+    def is_new_blob(self, process: str, digest: str, size: int) -> bool:
+        """Whether a blob is still to be stored; one that the tree has no room for is refused."""
+        if self._store.has_blob(process, digest):
+            return False
+        total = self.total()
+        if total.bytes + size > self.limits.max_bytes or total.blobs + 1 > self.limits.max_blobs:
+            raise StateRefused("limit_reached")
+        return True
+
+    def put_blob(self, process: str, digest: str, size: int, held: bytes | str) -> None:
+        self._store.put_blob(process, digest, size, held)
         used = self.usage.setdefault(process, BlobUsage())
-        used.bytes += len(data)
+        used.bytes += size
         used.blobs += 1
 
     def read_blob(self, process: str, operation: dict[str, Any]) -> tuple[str, bytes]:
@@ -98,10 +117,14 @@ class WorkerState:
         if operation.keys() != {"op", "sha256"}:
             raise StateRefused("invalid_request")
         digest = _digest(operation)
-        data = self._store.blob(process, digest)
-        if data is None:
+        found = self._store.blob(process, digest)
+        if found is None:
             raise StateRefused("blob_missing")
-        if sha256(data).hexdigest() != digest:
+        sealed, file = found
+        if file is not None:
+            sealed = self.files.read(file)
+        data = self._store.vault.open(process, f"blob/{digest}", sealed) if sealed is not None else None
+        if data is None or sha256(data).hexdigest() != digest:
             raise StateRefused("runtime_error")
         return digest, data
 

@@ -87,9 +87,13 @@ class Store:
     def commit(self) -> None:
         database.commit(self._connection)
 
-    def erase_log(self) -> None:
-        """Empty the write-ahead log into the database: what was overwritten is in no file of the state any more."""
-        self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    def erase_log(self) -> bool:
+        """Empty the write-ahead log into the database: what was overwritten is in no file of the state any more.
+
+        False when somebody who reads the database still holds what it was (after SQLite has waited 5 s for them).
+        """
+        busy, _, _ = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
 
     # --- what is sealed -------------------------------------------------------------------------------------------
 
@@ -126,8 +130,9 @@ class Store:
             " OR (type = 'receipt' AND json_extract(body, '$.call.process_id') = ?1)",
             (process,),
         )
-        self._execute(
-            "UPDATE call SET parameter_salt = x'', output = NULL WHERE process = ? AND state <> 'dispatched'",
+        self._execute(  # only a quarantined call is still dispatched
+            "UPDATE call SET parameter_salt = x'', output = NULL, parameters = iif(state = 'dispatched', x'', NULL)"
+            " WHERE process = ?",
             (process,),
         )
         for table in ("worker_checkpoint", "blob", "attempt_log", "plan_input"):
@@ -488,22 +493,21 @@ class Store:
         found = self._execute("SELECT 1 FROM blob WHERE process = ? AND sha256 = ?", (process, named)).fetchone()
         return found is not None
 
-    def blob(self, process: str, digest: str) -> bytes | None:
-        """None when this process has none; raises `Unsealable`."""
+    def blob(self, process: str, digest: str) -> tuple[bytes | None, str | None] | None:
+        """(bytes, still sealed, or the file that has them); None when this process has no such blob."""
         named = self.vault.digest(process, "blob", digest)
-        row = self._execute("SELECT data FROM blob WHERE process = ? AND sha256 = ?", (process, named)).fetchone()
-        return self.vault.open(process, f"blob/{digest}", row[0]) if row else None
+        return self._execute(
+            "SELECT data, file FROM blob WHERE process = ? AND sha256 = ?", (process, named)
+        ).fetchone()
 
-    def put_blob(self, process: str, digest: str, data: bytes) -> None:
-        self._execute(
-            "INSERT INTO blob VALUES (?, ?, ?, ?)",
-            (
-                process,
-                self.vault.digest(process, "blob", digest),
-                len(data),
-                self.vault.seal(process, f"blob/{digest}", data),
-            ),
-        )
+    def put_blob(self, process: str, digest: str, size: int, held: bytes | str) -> None:
+        """`held`: the bytes, or the name of the file that they were sealed and written to."""
+        inline, file = (None, held) if isinstance(held, str) else (self._seal(process, f"blob/{digest}", held), None)
+        named = self.vault.digest(process, "blob", digest)
+        self._execute("INSERT INTO blob VALUES (?, ?, ?, ?, ?)", (process, named, size, inline, file))
+
+    def blob_files(self) -> set[str]:
+        return {row[0] for row in self._execute("SELECT file FROM blob WHERE file IS NOT NULL")}
 
     def blob_usage(self) -> list[tuple[str, int, int]]:
         """(process, bytes, blobs)."""

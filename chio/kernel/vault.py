@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from typing import Protocol
 
 from chio.errors import StateError
 from chio.keyfile import KEY_BYTES
 
+_KEY = re.compile(rb"[0-9a-fA-F]{%d}" % (2 * KEY_BYTES))
 HOST = ""  # the owner of what belongs to no process
 
 
@@ -52,11 +54,7 @@ class OpenVault:
 def read_key(fd: int, file: str) -> bytes:
     """The 32 bytes of a key file, 64 hex digits and perhaps a newline. Raises `StateError`."""
     text = os.pread(fd, 2 * KEY_BYTES + 2, 0).removesuffix(b"\n")
-    try:
-        key = bytes.fromhex(text.decode("ascii"))
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
+    if _KEY.fullmatch(text) is None:
         raise StateError(
             "not a key file",
             file=file,
@@ -64,7 +62,7 @@ def read_key(fd: int, file: str) -> bytes:
             why=f"it does not hold {2 * KEY_BYTES} hex digits",
             fix="make one with `chio process key --out FILE`",
         )
-    return key
+    return bytes.fromhex(text.decode("ascii"))
 
 
 def vault_of(key: bytes | None, runtime_id: str, wrapped: dict[str, bytes], path: str, file: str | None) -> Vault:

@@ -23,6 +23,12 @@ _PROCESSES = 90
 MakeState = Callable[..., ToolState]
 
 
+@pytest.fixture(scope="session")
+def key_file() -> Path | None:
+    """The key file of every state that a test makes: none here. tests/keeping has one."""
+    return None
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("external")
@@ -63,7 +69,7 @@ def key(worker: Worker) -> str:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> MakeState:
+def make(tmp_path: Path, key_file: Path | None) -> MakeState:
     """Makes a state of its own with the servers `bank` and `rogue`, and with `quick` where it is named."""
     numbers = itertools.count()
 
@@ -75,6 +81,7 @@ def make(tmp_path: Path) -> MakeState:
         ]
         allowed = rules or [tool("bank"), tool("rogue"), tool("quick"), grant()]
         kin = list(children) or [child("a", "bank/pay", "bank/balance", "rogue/do", "rogue/look", "quick/do")]
-        return ToolState.make(tmp_path / str(next(numbers)), host_config(servers, *kin, **limits), policy(*allowed))
+        host = host_config(servers, *kin, **limits)
+        return ToolState.make(tmp_path / str(next(numbers)), host, policy(*allowed), key_file)
 
     return make_state

@@ -63,7 +63,9 @@ def test_init_makes_a_private_state_and_prints_what_an_auditor_pins(documents: P
     }  # fmt: skip
     assert (state / "kernel.pub").read_text() == pins.kernel_key.hex + "\n"
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    assert {name: stat.S_IMODE((state / name).stat().st_mode) for name in os.listdir(state)} == dict.fromkeys(
+    modes = {name: stat.S_IMODE((state / name).stat().st_mode) for name in os.listdir(state)}
+    assert modes.pop(".chio-blobs") == 0o700
+    assert modes == dict.fromkeys(
         (
             "authority.db", "bootstrap.json", "host.json", "kernel.pub", "keys.json", "lock", "pins.json",
             "policy.yaml", "receipts.ndjson",
@@ -79,7 +81,7 @@ def test_no_key_is_in_the_database_and_none_in_what_an_auditor_gets(documents: P
     state = documents / "state"
     seeds = [value for name, value in json.loads((state / "keys.json").read_text()).items() if name != "schema"]
     assert len(seeds) == 3
-    for name in set(os.listdir(state)) - {"keys.json"}:
+    for name in set(os.listdir(state)) - {"keys.json", ".chio-blobs"}:
         data = (state / name).read_bytes()
         for seed in seeds:
             assert seed.encode() not in data
@@ -185,6 +187,7 @@ POLICY = "policy.yaml"
 TOOL = "capabilities.default.tools[0]"
 MODE = "rules.kernel.durable_admission_mode"
 TOOLS = "rules.capabilities.default.tools"
+
 
 # What is changed; then the file and the field that the line names, and a word of why or of the fix.
 def server(**changes: Any) -> dict[str, Any]:

@@ -257,9 +257,7 @@ CHANGED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize(("change", "field"), CHANGED.values(), ids=CHANGED)
-def test_a_plan_that_changed_since_its_first_run_is_refused_by_field(
-    frozen: State, change: Change, field: str
-) -> None:
+def test_a_plan_that_changed_since_its_first_run_is_refused_by_field(frozen: State, change: Change, field: str) -> None:
     document = copy.deepcopy(frozen_plan())
     change(document)
     leaves = frozen.rows("SELECT count(*) FROM leaf")

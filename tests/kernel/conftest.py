@@ -16,19 +16,25 @@ _PROCESSES = 128
 _MAILBOXES = 30
 
 
+@pytest.fixture(scope="session")
+def key_file() -> Path | None:
+    """The key file of every state: none here. tests/keeping has one, and runs some of these tests with it."""
+    return None
+
+
 @pytest.fixture
-def make_state(tmp_path: Path) -> Callable[..., State]:
+def make_state(tmp_path: Path, key_file: Path | None) -> Callable[..., State]:
     """Makes states below one folder: `make_state(config, policy)`."""
     numbers = itertools.count()
 
     def make(host: dict[str, Any] | None = None, rules: dict[str, Any] | None = None) -> State:
-        return State.make(tmp_path / str(next(numbers)), host, rules)
+        return State.make(tmp_path / str(next(numbers)), host, rules, key_file)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def shared(tmp_path_factory: pytest.TempPathFactory, key_file: Path | None) -> Iterator[Serving]:
     """One kernel for a module: processes `p0` … with every tool of every mailbox."""
     boxes = [f"m{n}" for n in range(_MAILBOXES)]
     host = config(
@@ -37,7 +43,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         max_calls=1_000_000,
         max_processes=_PROCESSES + 1,
     )
-    state = State.make(tmp_path_factory.mktemp("shared") / "state", host)
+    state = State.make(tmp_path_factory.mktemp("shared") / "state", host, key_file=key_file)
     with state.serve() as serving:
         yield serving
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from chio.errors import HostFault
 from chio.host import KernelProcess
+from chio.keyfile import open_for
 from tests.kernel.serving import PATIENCE_S, Serving, State, all_of, config, grant
 
 SERVERS = Path(__file__).resolve().parents[1] / "servers"
@@ -99,29 +100,39 @@ class ToolState(State):
     """A state whose host has tool servers."""
 
     @classmethod
-    def make(cls, folder: Path, host: dict[str, Any] | None = None, rules: dict[str, Any] | None = None) -> Self:
+    def make(
+        cls,
+        folder: Path,
+        host: dict[str, Any] | None = None,
+        rules: dict[str, Any] | None = None,
+        key_file: Path | None = None,
+    ) -> Self:
         assert host is not None
         assert rules is not None
         folder.mkdir(exist_ok=True)
-        state = cls(folder)
+        state = cls(folder, key_file)
         documents = {"policy.yaml": json.dumps(rules), "host.json": json.dumps(host)}
         for name, text in documents.items():
             (folder / name).write_text(text)
         started = [start(entry["command"]) for entry in host["servers"]]
+        keys = [open_for(key_file, state.path)] if key_file is not None else []
         kernel = KernelProcess()
         try:
             texts = {name: base64.b64encode(text.encode()).decode() for name, text in documents.items()}
             kernel.call(
                 "init",
-                tuple(fd for _, *fds in started for fd in fds),
+                (*(fd for _, *fds in started for fd in fds), *keys),
                 path=str(state.path),
                 config=[str(folder / "host.json"), texts["host.json"]],
                 policy=[str(folder / "policy.yaml"), texts["policy.yaml"]],
                 allow_volatile=False,
                 servers=[entry["id"] for entry in host["servers"]],
+                key_file=str(key_file) if key_file is not None else None,
             )
         finally:
             kernel.close()
+            for key in keys:
+                os.close(key)
             for process, *fds in started:
                 for fd in fds:
                     os.close(fd)

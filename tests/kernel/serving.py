@@ -12,7 +12,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from chio.host import Host, initialize
+from chio.kernel.vault import vault_of
 from verify.keys import Pins, PublicKey
 from verify.log import Checkpoint, leaf_hash, receipt_leaf, root_of, verify_checkpoint
 from verify.receipts import Receipt, verify_receipt
@@ -204,21 +205,28 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state directory and the two documents it was made from."""
+    """A state directory, the two documents it was made from, and the key file of an encrypted one."""
 
     folder: Path
+    key_file: Path | None = None
 
     @property
     def path(self) -> Path:
         return self.folder / "state"
 
     @classmethod
-    def make(cls, folder: Path, host: dict[str, Any] | None = None, rules: dict[str, Any] | None = None) -> State:
+    def make(
+        cls,
+        folder: Path,
+        host: dict[str, Any] | None = None,
+        rules: dict[str, Any] | None = None,
+        key_file: Path | None = None,
+    ) -> Self:
         folder.mkdir(exist_ok=True)
         (folder / "policy.yaml").write_text(json.dumps(rules or policy()))
         (folder / "host.json").write_text(json.dumps(host or config()))
-        initialize(folder / "host.json", folder / "state", allow_volatile=False)
-        return cls(folder)
+        initialize(folder / "host.json", folder / "state", allow_volatile=False, key_file=key_file)
+        return cls(folder, key_file)
 
     def serve(self) -> Serving:
         return Serving(self)
@@ -247,14 +255,33 @@ class State:
             with closing(sqlite3.connect(Path(private) / "authority.db")) as database:
                 yield database
 
+    def shown(self, receipt: bytes) -> bytes:
+        """The line of `receipts.ndjson`: the receipt, in an encrypted state without what it discloses."""
+        if self.key_file is None:
+            return receipt
+        body, _, _ = receipt.partition(b',"disclosed":')
+        _, _, signature = receipt.rpartition(b',"signature":')
+        return body + b',"disclosed":{},"signature":' + signature
+
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with self.copy() as database:
             return database.execute(statement, values).fetchall()
+
+    def disclosed(self, database: sqlite3.Connection) -> Callable[[str, int, bytes | None], bytes]:
+        """What opens what a receipt of a process discloses; nothing is left of what was deleted."""
+        key = None
+        if self.key_file is not None:
+            key = bytes.fromhex(self.key_file.read_text())
+        wrapped = dict(database.execute("SELECT process, wrapped FROM data_key WHERE wrapped IS NOT NULL"))
+        ((runtime_id,),) = database.execute("SELECT runtime_id FROM host").fetchall()
+        vault = vault_of(key, runtime_id, wrapped, str(self.path), str(self.key_file))
+        return lambda process, index, sealed: vault.open(process, f"disclosed/{index}", sealed) if sealed else b"{}"
 
     def log(self) -> Log:
         """The log, recomputed by the verifier's own functions: each leaf, each receipt, each checkpoint's root."""
         pins = self.pins
         with self.copy() as database:
+            opened = self.disclosed(database)
             rows = database.execute(
                 "SELECT idx, type, body, signature, disclosed, hash FROM leaf ORDER BY idx"
             ).fetchall()
@@ -263,7 +290,8 @@ class State:
         hashes, receipts = [], []
         for index, kind, body, signature, disclosed, hashed in rows:
             if kind == "receipt":
-                text = f'{{"body":{body},"disclosed":{disclosed.decode()},"signature":"{signature}"}}'
+                told = opened(json.loads(body)["call"]["process_id"], index, disclosed)
+                text = f'{{"body":{body},"disclosed":{told.decode()},"signature":"{signature}"}}'
                 receipt = verify_receipt(text.encode(), pins.kernel_key, pins.runtime_id)
                 assert receipt.body["log_index"] == index
                 receipts.append(receipt)
@@ -289,7 +317,7 @@ class Serving:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.host = Host(state.path)
+        self.host = Host(state.path, key_file=state.key_file)
         self._sockets = tempfile.TemporaryDirectory(prefix="chio-test-")
         self._listening: list[socket.socket] = []
 

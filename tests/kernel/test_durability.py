@@ -243,8 +243,8 @@ def test_a_kernel_that_was_killed_leaves_nothing_that_keeps_the_next_from_starti
         assert serving.worker("a").ask("inspect")["checkpoint"] == {"revision": "3", "value": 2}
     assert sorted(os.listdir(state.path)) == sorted(
         [
-            "authority.db", "bootstrap.json", "host.json", "kernel.pub", "keys.json", "lock", "pins.json",
-            "policy.yaml", "receipts.ndjson",
+            ".chio-blobs", "authority.db", "bootstrap.json", "host.json", "kernel.pub", "keys.json", "lock",
+            "pins.json", "policy.yaml", "receipts.ndjson",
         ]
     )  # fmt: skip
 

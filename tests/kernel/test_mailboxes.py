@@ -375,9 +375,7 @@ def test_a_key_that_waits_is_taken_by_whoever_commits_first(worker: Worker, box:
         assert line.code() == "conflict"
 
 
-def test_the_same_receive_that_waits_twice_is_one_call_with_one_answer(
-    worker: Worker, box: Callable[[], str]
-) -> None:
+def test_the_same_receive_that_waits_twice_is_one_call_with_one_answer(worker: Worker, box: Callable[[], str]) -> None:
     name = box()
     calls = worker.ask("inspect")["tree_calls"]
     with waiting(worker, name) as line, waiting(worker, name) as second:

@@ -57,8 +57,8 @@ def test_confinement_knows_nothing_of_chio() -> None:
 def test_only_the_host_and_the_kernels_own_lock_down_use_confinement() -> None:
     # chio.cli names its errors, chio.kernel.__main__ confines itself.
     assert importers("confine") <= {
-        "chio.cli", "chio.command", "chio.kernel.__main__", "chio.plans", "chio.records", "chio.runner", "chio.serve", "chio.servers",
-        "chio.sockets",
+        "chio.cli", "chio.command", "chio.kernel.__main__", "chio.plans", "chio.records", "chio.runner", "chio.serve",
+        "chio.servers", "chio.sockets",
     }  # fmt: skip
     through_the_door = importers("confine") - {"chio.kernel.__main__"}
     for name in through_the_door:
@@ -127,8 +127,9 @@ ONLY_IN = {
     "click": {"chio.cli", "chio.cli_keeping", "chio.command", "confine.cli", "verify.cli"},
     "yaml": {"chio.schema", "confine.profile"},
     "asyncio": {
-        "chio.kernel.__main__", "chio.kernel.connections", "chio.kernel.control", "chio.kernel.process",
-        "chio.kernel.writer", "chio.tools.mcp", "chio.tools.router",
+        "chio.kernel.__main__", "chio.kernel.blobs", "chio.kernel.connections", "chio.kernel.control",
+        "chio.kernel.process", "chio.kernel.worker_records", "chio.kernel.writer", "chio.tools.mcp",
+        "chio.tools.router",
     },
 }  # fmt: skip
 

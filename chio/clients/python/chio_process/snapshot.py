@@ -232,13 +232,14 @@ def _fits(blobs: Blobs, free: tuple[int, int]) -> bool:
 
 
 def _reference(reference: object) -> _Reference:
-    match reference:
+    members: dict[Any, Any] = reference if isinstance(reference, dict) else {}
+    match members:
         case {"schema": str(schema)} if schema != SCHEMA:
             _invalid(f"the reference's schema is {schema!r}, not {SCHEMA!r}")
         case {"schema": str(), "bytes": size, "sha256": digest, "index": {"blobs": list(blobs), **index}}:
             whole = _sum_of({"bytes": size, "sha256": digest}, MAX_DOCUMENT_BYTES, "the reference")
             listed = _sum_of(index, _MAX_INDEX_BYTES, "the reference's index")
-            if len(reference) == 4 and 1 <= len(blobs) <= _MAX_INDEX_BLOBS and all(map(_is_digest, blobs)):
+            if len(members) == 4 and 1 <= len(blobs) <= _MAX_INDEX_BLOBS and all(map(_is_digest, blobs)):
                 return _Reference(whole, listed, blobs)
     _invalid("the reference is not one: schema, bytes, sha256 and index {bytes, sha256, blobs} are its members")
 
@@ -265,8 +266,9 @@ def _parts(index: object, total: int) -> list[str | _Sum]:
 
 
 def _sum_of(value: object, max_bytes: int, what: str) -> _Sum:
-    match value:
-        case {"bytes": size, "sha256": digest} if type(size) is int and _is_digest(digest) and len(value) == 2:
+    members: dict[Any, Any] = value if isinstance(value, dict) else {}
+    match members:
+        case {"bytes": size, "sha256": digest} if type(size) is int and _is_digest(digest) and len(members) == 2:
             if 1 <= size <= max_bytes:
                 return _Sum(size, digest)
             _invalid(f"{what} has {size} bytes, at most {max_bytes} are possible")
