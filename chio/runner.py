@@ -170,6 +170,7 @@ class Runner:
     def run(self) -> dict[str, Any]:
         """To the end, or until told to stop; the report. `refusal` then says why work was left, if an error did it."""
         try:
+            self._sockets.sweep()
             self._load()
             if not self._done():
                 self._require_live_grants()

@@ -28,11 +28,13 @@ class SocketDirectory:
         self.path = os.path.join(runtime_directory(), runtime_id.replace("-", "")[:16])
         self.abandoned = 0
 
-    def __enter__(self) -> SocketDirectory:
+    def sweep(self) -> None:
+        """Remove what a dead host left: the state's lock is ours, so whoever made these is dead."""
         if os.path.lexists(self.path):
-            # The state's lock is ours, so whoever made these is dead.
             self.abandoned = len(os.listdir(self.path))
             shutil.rmtree(self.path)
+
+    def __enter__(self) -> SocketDirectory:
         os.mkdir(self.path, 0o700)
         made = os.stat(self.path, follow_symlinks=False)
         if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o077:

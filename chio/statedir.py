@@ -171,6 +171,15 @@ def _lock_file(directory: int, path: Path) -> int:
         ) from error
 
 
+def sync_parent(path: Path) -> None:
+    """Make a new directory's own name durable."""
+    parent = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
 def write_new(directory: int, name: str, data: bytes, mode: int = 0o600) -> None:
     """Create `name` with its final mode and synced content; an existing name is an error."""
     fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +31,10 @@ from chio.signing import Keyring
 MANIFEST = "backup.json"
 _NEVER_COPIED = frozenset(
     {statedir.LOCK, statedir.DATABASE, f"{statedir.DATABASE}-wal", f"{statedir.DATABASE}-shm", statedir.KEYS}
+)
+# A write-ahead log beside the restored database would be taken for its own, unchecked.
+_NEVER_RESTORED = frozenset(
+    {MANIFEST, statedir.LOCK, f"{statedir.DATABASE}-wal", f"{statedir.DATABASE}-shm", f"{statedir.DATABASE}-journal"}
 )
 _BLOCK = 1 << 20
 
@@ -90,6 +93,7 @@ def back_up(state: Path, out: Path, *, with_signing_key: bool) -> dict[str, Any]
                 "files": [_described(out, name) for name in names],
             }
             _sync_folders(out)
+            statedir.sync_parent(out)
             statedir.write_new(target, MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2) + b"\n")
             os.fsync(target)
         finally:
@@ -102,13 +106,36 @@ def back_up(state: Path, out: Path, *, with_signing_key: bool) -> dict[str, Any]
 
 
 def _others(state: Path) -> Iterator[str]:
-    """The regular files of the state beside its database: its own, and what was exported into it."""
-    for folder, _, files in os.walk(state):
-        for name in files:
-            path = Path(folder) / name
-            relative = str(path.relative_to(state))
-            if relative not in _NEVER_COPIED and stat.S_ISREG(path.lstat().st_mode):
-                yield relative
+    """The regular files of the state beside its database: its own, and what was exported into it.
+
+    Listed without touching a folder's access time either, which `os.walk` would.
+    """
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        fd = os.open(state / below, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NOATIME | os.O_CLOEXEC)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    name = os.path.join(below, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(name)
+                    elif entry.is_file(follow_symlinks=False) and name not in _NEVER_COPIED:
+                        yield _listed(name, state)
+        finally:
+            os.close(fd)
+
+
+def _listed(name: str, state: Path) -> str:
+    """A name that the manifest can have: a host gives no other, but somebody may have left one here."""
+    if not name.isprintable():
+        raise StateError(
+            "a file of the state cannot be backed up",
+            file=str(state),
+            why=f"its name is {name!a}",
+            fix="move it elsewhere",
+        )
+    return name
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -218,9 +245,11 @@ def restore(asked: Restore, key: tuple[bytes, str] | None) -> dict[str, Any]:
     try:
         statedir.require_durable(directory, asked.state, asked.allow_volatile)
         begun = _fill(directory, asked, manifest, key)
-    except ChioError:
+    except (ChioError, OSError) as error:
         for made in asked.state.iterdir():  # it was empty: what is in it is ours, copies of keys among it
             shutil.rmtree(made) if made.is_dir() else made.unlink()
+        if isinstance(error, OSError):
+            raise _disk("the backup cannot be restored", asked.state, error) from error
         raise
     finally:
         os.close(directory)
@@ -241,10 +270,17 @@ def _fill(directory: int, asked: Restore, manifest: schema.Backup, key: tuple[by
     _copy(asked.backup / statedir.DATABASE, staged / statedir.DATABASE)
     begun = _begin_epoch(staged / statedir.DATABASE, directory, asked, manifest, key)
     _sync_folders(asked.state)
+    statedir.sync_parent(asked.state)
     os.rename(staged / statedir.DATABASE, asked.state / statedir.DATABASE)
     staged.rmdir()
     os.fsync(directory)
     return begun
+
+
+def _disk(what: str, target: Path, error: OSError) -> StateError:
+    """A file that cannot be read or written on the way; `error` names it."""
+    why = f"{error.filename or 'a write'}: {os.strerror(error.errno or 0)}"
+    return StateError(what, file=str(target), why=why, fix="see to it, and begin again with a new folder")
 
 
 def _manifest(backup: Path) -> schema.Backup:
@@ -258,12 +294,24 @@ def _manifest(backup: Path) -> schema.Backup:
             fix="name a folder that `chio process backup` finished",
         ) from error
     manifest = schema.backup(text, str(backup / MANIFEST))
-    for entry in manifest.files:
-        if Path(entry.name).is_absolute() or ".." in Path(entry.name).parts:
-            raise InputError(
-                "not a backup", file=str(backup / MANIFEST), field="files", why=f"`{entry.name}`", fix="use another one"
-            )
+    names = [entry.name for entry in manifest.files]
+    for position, name in enumerate(names):
+        why = None
+        if not name.isprintable() or name != os.path.normpath(name) or name.startswith(("/", "..")):
+            why = "it is no plain name below the backup"
+        elif name in _NEVER_RESTORED or (name == statedir.KEYS and not manifest.signing_key):
+            why = "a backup has no such file"
+        elif name in names[:position]:
+            why = "it is listed twice"
+        if why is not None:
+            raise _not_a_backup(backup, f"files[{position}]", f"`{name}`: {why}")
+    if statedir.DATABASE not in names or (manifest.signing_key and statedir.KEYS not in names):
+        raise _not_a_backup(backup, "files", f"without {statedir.DATABASE}, or without the {statedir.KEYS} it speaks of")
     return manifest
+
+
+def _not_a_backup(backup: Path, field: str, why: str) -> InputError:
+    return InputError("not a backup", file=str(backup / MANIFEST), field=field, why=why, fix="use another one")
 
 
 def _begin_epoch(

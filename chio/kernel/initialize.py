@@ -138,7 +138,7 @@ def initialize(
     _write_rows(store, decided, body, signature, bootstrap_id)
     store.commit()
     os.fsync(directory)
-    _sync_parent(path)
+    statedir.sync_parent(path)
     store.begin()
     store.set_host("ready", 1)
     store.commit()
@@ -233,13 +233,5 @@ def _refuse_volatile_parent(path: Path, allow_volatile: bool) -> None:
         ) from error
     try:
         statedir.require_durable(parent, path, allow_volatile)
-    finally:
-        os.close(parent)
-
-
-def _sync_parent(path: Path) -> None:
-    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
     finally:
         os.close(parent)

@@ -6,6 +6,7 @@ module knows whether the state is encrypted. Offline reading is `chio.kernel.rea
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -93,6 +94,9 @@ class Store:
         False when somebody who reads the database still holds what it was (after SQLite has waited 5 s for them).
         """
         busy, _, _ = self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        file = self._execute("PRAGMA database_list").fetchone()[2]
+        with open(f"{file}-wal", "rb") as log:  # SQLite cuts it without a sync: a power cut could bring its bytes back
+            os.fsync(log.fileno())
         return not busy
 
     # --- what is sealed -------------------------------------------------------------------------------------------
