@@ -144,7 +144,7 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
         store = Store(database.open_existing(directory, path))
         try:
             kernel = Kernel(loop, store, directory, path, message["allow_volatile"], control, key, file)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, ValueError) as error:  # a torn page, or a text in it that is no JSON any more
             store.close()
             raise unreadable(path, error) from error
         except ChioError:

@@ -98,6 +98,8 @@ def back_up(state: Path, out: Path, *, with_signing_key: bool) -> dict[str, Any]
             os.fsync(target)
         finally:
             os.close(target)
+    except OSError as error:
+        raise _disk("the backup cannot be made", out, error) from error
     finally:
         if lock is not None:
             os.close(lock)
@@ -127,14 +129,14 @@ def _others(state: Path) -> Iterator[str]:
 
 
 def _listed(name: str, state: Path) -> str:
-    """A name that the manifest can have: a host gives no other, but somebody may have left one here."""
-    if not name.isprintable():
+    """A name that the manifest, which is UTF-8, can have: a host gives no other, but somebody may have left one here."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        why = f"its name, {name!a}, is not UTF-8"
         raise StateError(
-            "a file of the state cannot be backed up",
-            file=str(state),
-            why=f"its name is {name!a}",
-            fix="move it elsewhere",
-        )
+            "a file of the state cannot be backed up", file=str(state), why=why, fix="move it elsewhere"
+        ) from error
     return name
 
 
@@ -227,14 +229,11 @@ def restore(asked: Restore, key: tuple[bytes, str] | None) -> dict[str, Any]:
     `key`: a key file's bytes and name, to be held against an encrypted backup. Raises `InputError`, `StateError`.
     """
     manifest = _manifest(asked.backup)
-    if not manifest.signing_key and asked.signing_keys is None:
-        raise InputError(
-            "a restored state needs its signing keys",
-            file=str(asked.backup),
-            field="--signing-key",
-            why="the backup was made without them",
-            fix=f"name the {statedir.KEYS} that was kept elsewhere",
-        )
+    keys = asked.signing_keys
+    if keys is None and not manifest.signing_key:
+        raise _without_keys(asked.backup, "the backup was made without them")
+    if keys is not None and not keys.is_file():
+        raise _without_keys(keys, "it is no regular file")
     for entry in manifest.files:
         found = asked.backup / entry.name
         if not found.is_file() or found.is_symlink() or _digest(found) != entry.sha256:
@@ -265,16 +264,21 @@ def _fill(directory: int, asked: Restore, manifest: schema.Backup, key: tuple[by
             _copy(asked.backup / entry.name, asked.state / entry.name)
     _copy(asked.signing_keys or asked.backup / statedir.KEYS, asked.state / statedir.KEYS)
     statedir.write_new(directory, statedir.LOCK, b"")
-    staged = asked.state / f"{statedir.RESERVED_PREFIX}-restoring"
-    staged.mkdir(mode=0o700)
-    _copy(asked.backup / statedir.DATABASE, staged / statedir.DATABASE)
-    begun = _begin_epoch(staged / statedir.DATABASE, directory, asked, manifest, key)
+    staged = asked.state / f"{statedir.RESERVED_PREFIX}-restoring.db"
+    _copy(asked.backup / statedir.DATABASE, staged)
+    begun = _begin_epoch(staged, directory, asked, manifest, key)
     _sync_folders(asked.state)
     statedir.sync_parent(asked.state)
-    os.rename(staged / statedir.DATABASE, asked.state / statedir.DATABASE)
-    staged.rmdir()
+    os.rename(staged, asked.state / statedir.DATABASE)
     os.fsync(directory)
     return begun
+
+
+def _without_keys(file: Path, why: str) -> InputError:
+    fix = f"name the {statedir.KEYS} that was kept elsewhere"
+    return InputError(
+        "a restored state needs its signing keys", file=str(file), field="--signing-key", why=why, fix=fix
+    )
 
 
 def _disk(what: str, target: Path, error: OSError) -> StateError:
@@ -297,16 +301,18 @@ def _manifest(backup: Path) -> schema.Backup:
     names = [entry.name for entry in manifest.files]
     for position, name in enumerate(names):
         why = None
-        if not name.isprintable() or name != os.path.normpath(name) or name.startswith(("/", "..")):
+        if "\0" in name or name != os.path.normpath(name) or name.startswith(("/", "../")) or name in (".", ".."):
             why = "it is no plain name below the backup"
         elif name in _NEVER_RESTORED or (name == statedir.KEYS and not manifest.signing_key):
             why = "a backup has no such file"
         elif name in names[:position]:
             why = "it is listed twice"
         if why is not None:
-            raise _not_a_backup(backup, f"files[{position}]", f"`{name}`: {why}")
+            raise _not_a_backup(backup, f"files[{position}]", f"{name!a}: {why}")
     if statedir.DATABASE not in names or (manifest.signing_key and statedir.KEYS not in names):
-        raise _not_a_backup(backup, "files", f"without {statedir.DATABASE}, or without the {statedir.KEYS} it speaks of")
+        raise _not_a_backup(
+            backup, "files", f"without {statedir.DATABASE}, or without the {statedir.KEYS} it speaks of"
+        )
     return manifest
 
 

@@ -207,8 +207,13 @@ def a_changed_config_inside(state: Path) -> str:
     return "a pinned document was changed"
 
 
+def a_leaf_that_was_torn(state: Path) -> str:
+    sql(state, "UPDATE leaf SET body = substr(body, 1, 20) WHERE idx = (SELECT max(idx) FROM leaf)")
+    return "the state cannot be read"
+
+
 UNSERVABLE = [
-    not_ready, without("keys.json"), without("host.json"), without("policy.yaml"), other_keys, keys_that_are_no_keys,
+    a_leaf_that_was_torn, not_ready, without("keys.json"), without("host.json"), without("policy.yaml"), other_keys, keys_that_are_no_keys,
     a_changed_policy_inside, a_changed_config_inside,
 ]  # fmt: skip
 
