@@ -129,7 +129,7 @@ def _others(state: Path) -> Iterator[str]:
 
 
 def _listed(name: str, state: Path) -> str:
-    """A name that the manifest, which is UTF-8, can have: a host gives no other, but somebody may have left one here."""
+    """A name that the manifest, which is UTF-8, can have: others are no host's, but somebody may have left one here."""
     try:
         name.encode()
     except UnicodeEncodeError as error:

@@ -96,6 +96,8 @@ def _python_outcome(client: ProcessClient, call: Call) -> Outcome:
     options = {}
     if call.method == "invoke" and len(args) == 5:
         options["known_outcome_only"] = args.pop()["knownOutcomeOnly"]
+    if call.method == "note" and len(args) == 2:
+        options["age_ms"] = args.pop()["ageMs"]
     try:
         return Outcome(result=getattr(client, _SNAKE.get(call.method, call.method))(*args, **options))
     except WorkerError as error:

@@ -23,6 +23,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     },
     "checkpoint": {"revision": "1", "value": {"n": 1}},
     "cancel": {"cancelled_processes": 1},
+    "note": {},
 }
 
 

@@ -46,6 +46,8 @@ def frame(operation: str) -> bytes:
     [
         (INSPECT, '{"op":"inspect"}'),
         (Call("cancel"), '{"op":"cancel"}'),
+        (Call("note", ("resumed",)), '{"op":"note","event":"resumed"}'),
+        (Call("note", ("resumed", {"ageMs": 0})), '{"op":"note","event":"resumed","age_ms":0}'),
         (
             Call("invoke", ("send-order", "chio-ipc", "send_jobs", {"b": [1, None, "é\u2028\n"], "a": {}})),
             '{"op":"invoke","operation_key":"send-order","server_id":"chio-ipc","tool_name":"send_jobs",'

@@ -102,12 +102,12 @@ REQUESTS = {
 }
 
 
-def make_calls(folder: Path) -> Calls:
+def make_calls(folder: Path, key_file: Path | None = None) -> Calls:
     servers = [server("bank", "resource.py", folder / "bank"), server("rogue", "rogue.py", folder / "rogue")]
     routes = ["bank/pay", "bank/balance", "rogue/do", *mailbox_routes("jobs")]
     state = ToolState.make(
         folder / "state", host_config(servers, child("a", *routes), child("b", *routes)),
-        policy(tool("bank"), tool("rogue"), grant()),
+        policy(tool("bank"), tool("rogue"), grant()), key_file,
     )  # fmt: skip
     with state.serve() as serving:
         worker = serving.worker("a")

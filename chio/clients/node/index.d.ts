@@ -79,6 +79,14 @@ export interface InvokeOptions {
   knownOutcomeOnly?: boolean;
 }
 
+/** What a worker says of its own recovery. */
+export type RecoveryEvent = "resumed" | "ambiguous_resume" | "schema_refused";
+
+export interface NoteOptions {
+  /** How old what it resumed from was, in milliseconds. */
+  ageMs?: number;
+}
+
 /**
  * A worker's connection to its Chio kernel. Every method rejects with a `WorkerError`, and none of them repeats a
  * request: whether to make the same call again is the application's decision.
@@ -102,6 +110,8 @@ export declare class ProcessClient {
   readBlob(sha256: string): Promise<Uint8Array>;
   /** Cancels this process and all below it, for good. */
   cancel(): Promise<{ cancelled_processes: Json }>;
+  /** Counts an event of this worker's own recovery, for the operator's `status`; it is no evidence. */
+  note(event: RecoveryEvent, options?: NoteOptions): Promise<{ [member: string]: never }>;
   /** Closes the kept connection. The next call connects again. */
   close(): void;
 }

@@ -1,5 +1,5 @@
 /**
- * The worker's side of the Chio process protocol `chio.process.v1`: six operations, each of which sends one
+ * The worker's side of the Chio process protocol `chio.process.v1`: its operations, each of which sends one
  * request, once. `index.d.ts` documents the types.
  */
 
@@ -22,6 +22,7 @@ const RESULT_MEMBERS = {
   blob_put: { sha256: "string", bytes: "number" },
   blob_read: { sha256: "string", bytes: "number", data_base64: "string" },
   cancel: {},
+  note: {},
 };
 
 export class WorkerError extends Error {
@@ -79,6 +80,10 @@ export class ProcessClient {
 
   cancel() {
     return this.#call({ op: "cancel" });
+  }
+
+  note(event, { ageMs } = {}) {
+    return this.#call(ageMs === undefined ? { op: "note", event } : { op: "note", event, age_ms: ageMs });
   }
 
   close() {

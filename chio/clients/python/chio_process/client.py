@@ -1,4 +1,4 @@
-"""The six operations of a worker. Each sends one request, once."""
+"""The operations of a worker. Each sends one request, once."""
 
 import base64
 import binascii
@@ -25,6 +25,7 @@ _RESULT_MEMBERS: dict[str, dict[str, type]] = {
     "blob_put": {"sha256": str, "bytes": int},
     "blob_read": {"sha256": str, "bytes": int, "data_base64": str},
     "cancel": {},
+    "note": {},
 }
 
 
@@ -104,6 +105,16 @@ class ProcessClient:
     def cancel(self) -> dict[str, Any]:
         """Cancels this process and all below it, for good. Returns {cancelled_processes}."""
         return self._call({"op": "cancel"})
+
+    def note(self, event: str, age_ms: int | None = None) -> dict[str, Any]:
+        """Counts an event of this worker's own recovery, for the operator's `status`; it is no evidence. Returns {}.
+
+        `event` is `resumed`, `ambiguous_resume` or `schema_refused`; `age_ms` is how old what it resumed from was.
+        """
+        operation: dict[str, Any] = {"op": "note", "event": event}
+        if age_ms is not None:
+            operation["age_ms"] = age_ms
+        return self._call(operation)
 
     def close(self) -> None:
         """Closes the kept connection. The client stays usable; its next call connects again."""
