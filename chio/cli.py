@@ -389,6 +389,28 @@ def attest(state: Path, request: Path, context: Path, response: Path | None, out
     return 0
 
 
+@process.command()
+@click.option("--state", required=True, type=_PATH, help="A stopped state.")
+@click.option("--out", required=True, type=_PATH, help="A new file: the signed bundle.")
+@click.option(
+    "--withhold",
+    multiple=True,
+    metavar="WHAT[:PATTERN]",
+    help="Leave out arguments or outputs, of all calls or of those of a process or a server/tool. The bundle says so.",
+)
+@click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@_errors
+def evidence(state: Path, out: Path, withhold: tuple[str, ...], allow_volatile: bool) -> int:
+    """Sign a whole run into one file, for an auditor who will not open the state.
+
+    Example: chio process evidence --state .chio --out run.chio --withhold outputs:reports/*
+    """
+    from chio.evidence import write_evidence
+
+    _print(write_evidence(state, out, withhold, allow_volatile=allow_volatile))
+    return 0
+
+
 @receipt.command()
 @click.option("--state", required=True, type=_PATH)
 @click.option("--out", required=True, type=_PATH, help="A new file: one receipt per line.")
@@ -417,4 +439,18 @@ def export(state: Path, out: Path) -> int:
                 fix="name a new file in a directory that exists",
             ) from error
     _print({"schema": "chio.receipt.export.v1", "receipts": count, "file": str(out)})
+    return 0
+
+
+@main.command("schema")
+@click.argument("name", required=False)
+@_errors
+def schema_command(name: str | None) -> int:
+    """The JSON Schema of one document; without a NAME, which there are.
+
+    Example: chio schema chio.receipt.v1
+    """
+    from chio.schemas import names, published
+
+    _print({"schemas": names()} if name is None else published(name))
     return 0

@@ -10,7 +10,9 @@ import pytest
 from tests.verify import signed
 from verify.distinct import DistinctIds
 from verify.keys import PublicKey
-from verify.receipts import MAX_LINE_BYTES, check_receipts, verify_receipt, verify_receipts
+from verify.lines import MAX_LINE_BYTES
+from verify.receipt_file import check_receipts, verify_receipts
+from verify.receipts import verify_receipt
 from verify.verdict import VerifyError
 
 KEY = PublicKey.from_hex(signed.KERNEL_KEY)
