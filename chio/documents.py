@@ -177,7 +177,7 @@ class ReceiptBody(Document, frozen=True):
 class Disclosed(Document, frozen=True):
     parameters: Any = UNSET
     parameter_salt: Salt | UnsetType = UNSET
-    output_salt: Salt | None | UnsetType = UNSET
+    output_salt: Salt | UnsetType | None = UNSET
 
 
 class Receipt(Document, frozen=True):

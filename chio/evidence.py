@@ -27,7 +27,9 @@ def require_selectors(selectors: tuple[str, ...]) -> None:
         raise _refused_selector(f"{len(selectors)} of them, the most are {MAX_SELECTORS}")
 
 
-def write_evidence(state: Path, out: Path, withhold: tuple[str, ...], *, allow_volatile: bool) -> dict[str, Any]:
+def write_evidence(
+    state: Path, out: Path, withhold: tuple[str, ...], *, allow_volatile: bool, key_file: Path | None = None
+) -> dict[str, Any]:
     """Write the bundle to a new file; the JSON that the command prints. Raises `InputError`, `StateError`."""
     require_selectors(withhold)
     try:
@@ -42,7 +44,7 @@ def write_evidence(state: Path, out: Path, withhold: tuple[str, ...], *, allow_v
         ) from error
     written = False
     try:
-        host = Host(state, allow_volatile=allow_volatile)
+        host = Host(state, allow_volatile=allow_volatile, key_file=key_file)
         try:
             host.kernel.call("finish")  # the checkpoint that the manifest stands on, on disk before it is shown
             answer = host.kernel.call("evidence", (fd,), withhold=list(withhold))

@@ -58,7 +58,20 @@ def published(name: str) -> dict[str, Any]:
         raise InputError(
             "there is no such schema", file="chio schema", field="NAME", why=f"`{name}`", fix="see `chio schema`"
         )
-    return {"$schema": DRAFT, "title": name, **found}
+    made: dict[str, Any] = _ecma({"$schema": DRAFT, **found, "title": name})
+    return made
+
+
+def _ecma(value: Any) -> Any:
+    """Patterns in the syntax of JSON Schema (ECMA-262), where `^` and `$` are the ends of the whole text."""
+    if isinstance(value, dict):
+        ends = {"pattern": value["pattern"].replace("\\A", "^").replace("\\Z", "$")} if _is_pattern(value) else {}
+        return {name: _ecma(item) for name, item in value.items()} | ends
+    return [_ecma(item) for item in value] if isinstance(value, list) else value
+
+
+def _is_pattern(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("pattern"), str)
 
 
 def _leaves(*kinds: str) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _read(text: str, start: int) -> tuple[Any, int]:
 
 
 def _refuse_depth(value: Any) -> None:
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []  # a string may be full of brackets
     for _ in range(MAX_DEPTH):
         level = [item for container in level for item in _items(container) if isinstance(item, dict | list)]
         if not level:

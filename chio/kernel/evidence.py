@@ -132,7 +132,10 @@ def _write(fd: int, held: list[bytes], sections: dict[str, Items]) -> int:
 
 
 def _documents(kernel: Kernel) -> Iterator[bytes]:
-    """[kind, text]: what was pinned at init, the frozen plan, and the texts that launch records name by digest."""
+    """[kind, text]: what was pinned at init, the frozen plan, and the texts that launch records name by digest.
+
+    The plan is as it is stored: the inputs of its workers are their processes' data, and not in it.
+    """
     directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # the kernel works in its state directory
     try:
         policy = statedir.read(directory, statedir.POLICY)
@@ -148,33 +151,35 @@ def _documents(kernel: Kernel) -> Iterator[bytes]:
 
 def _leaves(kernel: Kernel) -> Iterator[bytes]:
     for index in range(kernel.log.size):
-        kind, body, signature, _ = kernel.store.leaf(index)
+        kind, body, signature = kernel.store.leaf(index)
         yield cbor.encode(leaf_bytes(kind, body.encode(), signature))
 
 
-def _receipts(kernel: Kernel) -> Iterator[tuple[int, dict[str, Any], dict[str, Any], str]]:
-    """(leaf index, body, disclosed, disclosed's text) of every receipt whose disclosed part is still there."""
+def _receipts(kernel: Kernel) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+    """(leaf index, body, disclosed) of every receipt whose disclosed part is still there."""
     for index in range(kernel.log.size):
-        kind, body, _, disclosed = kernel.store.leaf(index)
-        if kind == "receipt" and disclosed is not None:
-            yield index, orjson.loads(body), orjson.loads(disclosed), disclosed
+        kind, body, _ = kernel.store.leaf(index)
+        if kind == "receipt":
+            receipt = orjson.loads(body)
+            disclosed = kernel.store.disclosed(index, receipt["call"]["process_id"])
+            if disclosed is not None:
+                yield index, receipt, disclosed
 
 
 def _arguments(kernel: Kernel, rules: list[Withheld]) -> Iterator[bytes]:
     """[leaf index, salt, JCS of the arguments], in log order."""
-    for index, receipt, disclosed, text in _receipts(kernel):
-        if "parameters" not in disclosed or any(rule.covers("arguments", receipt) for rule in rules):
-            continue
-        # The last member of a text that is never rebuilt (`receipts.disclosed`).
-        arguments = text[text.index('"parameters":') + len('"parameters":') : -1]
-        yield cbor.encode([index, bytes.fromhex(disclosed["parameter_salt"]), arguments.encode()])
+    for index, receipt, disclosed in _receipts(kernel):
+        if not any(rule.covers("arguments", receipt) for rule in rules):
+            salt = bytes.fromhex(orjson.loads(disclosed)["parameter_salt"])
+            # The last member of a text that is never rebuilt (`receipts.disclosed`).
+            yield cbor.encode([index, salt, disclosed.partition(b'"parameters":')[2][:-1]])
 
 
 def _outputs(kernel: Kernel, rules: list[Withheld]) -> Iterator[bytes]:
     """[leaf index, salt, JCS of the whole output object], in log order."""
-    for index, receipt, disclosed, _ in _receipts(kernel):
+    for index, receipt, disclosed in _receipts(kernel):
         if receipt["output"] is None or any(rule.covers("outputs", receipt) for rule in rules):
             continue
         call = kernel.store.find_call(receipt["call"]["process_id"], receipt["call"]["operation_key"])
         if call is not None and call.receipt == index and call.output is not None:
-            yield cbor.encode([index, bytes.fromhex(disclosed["output_salt"]), call.output])
+            yield cbor.encode([index, bytes.fromhex(orjson.loads(disclosed)["output_salt"]), call.output])

@@ -111,3 +111,8 @@ def test_an_escaped_surrogate_pair_is_one_character() -> None:
 )
 def test_doubles_are_written_as_ecmascript_writes_them(number: float, text: bytes) -> None:
     assert canonical.encode(number) == text
+
+
+def test_a_string_full_of_brackets_is_no_deep_text() -> None:
+    text = b'"' + b"[" * 100 + b'"'
+    assert canonical.parse(text, canonical=True) == "[" * 100
