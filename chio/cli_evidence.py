@@ -47,7 +47,7 @@ def export_log(state: Path, out: Path, leaf: int | None, since: int | None, chec
 
     Example: chio process export-log --state .chio --out leaves.ndjson --checkpoint checkpoint.txt
     """
-    from chio.log_export import export_log as write
+    from chio.kernel.log_export import export_log as write
 
     if leaf is not None and since is not None:
         raise click.UsageError("name a --leaf or --since, not both")

@@ -278,6 +278,85 @@ class AttemptLog(Document, frozen=True):
     stderr_bytes: Count | None
 
 
+class ServerLog(Document, frozen=True):
+    schema: Literal["chio.process.server-log.v1"]
+    server: Id
+    start: Number
+    outcome: Text | None
+    stderr: str | None
+    stderr_bytes: Count | None
+
+
+class StatusAttempt(Document, frozen=True):
+    number: Number
+    state: Literal["reserved", "running", "ended"]
+    confined: bool
+    launch_id: Digest | None
+    outcome: Text | None
+    peak_resident_bytes: Count | None
+    cpu_ms: Count | None
+
+
+class StatusProcess(Document, frozen=True):
+    process_id: Id
+    parent_id: Id | None
+    depth: Count
+    state: Literal["running", "cancelled"]
+    ceiling: Number
+    calls: Count
+    capability_id: Digest
+    checkpoint_revision: Revision
+    checkpoint_bytes: Count
+    checkpoint_saved_ms: Count | None
+    tombstone: Count | None
+    counters: dict[str, Count]
+    attempts: list[StatusAttempt]
+
+
+class StatusMailbox(Document, frozen=True):
+    id: Id
+    last_sequence: Count
+    acknowledged_through: Count
+    pending_messages: Count
+    pending_bytes: Count
+
+
+class StatusServer(Document, frozen=True):
+    server: Id
+    number: Number
+    outcome: Text
+    stderr_bytes: Count | None
+
+
+class StatusLog(Document, frozen=True):
+    size: Number
+    checkpoint: Text
+
+
+class Status(Document, frozen=True):
+    schema: Literal["chio.process.status.v1"]
+    runtime_id: RuntimeId
+    created_ms: Count
+    initialized: bool
+    live: bool
+    planned: bool
+    encrypted: bool
+    epoch: Count
+    replay_only: bool
+    processes: list[StatusProcess]
+    mailboxes: list[StatusMailbox]
+    servers: list[StatusServer]
+    calls: dict[str, Count]
+    log: StatusLog
+
+
+class LogExport(Document, frozen=True):
+    schema: Literal["chio.log.export.v1"]
+    file: str
+    leaves: Count
+    checkpoint: Text
+
+
 class CheckpointState(Document, frozen=True):
     revision: Revision
     value: Any

@@ -11,7 +11,7 @@ from typing import Any
 
 from verify.authority import Authority, Process
 from verify.findings import Findings
-from verify.history import ADMISSIONS, Event, Leaf, Occurrence
+from verify.history import ADMISSIONS, NEW, Event, Leaf, Occurrence
 
 
 class Admissions:
@@ -24,6 +24,8 @@ class Admissions:
         self._findings = findings
         self._revoked: set[str] = set()
         self._cancelled: set[str] = set()
+        self._epoch = 0
+        self._replays = False  # restored and not yet accepted
         self.constrained = 0
 
     def read(self, leaf: Leaf, occurrence: Occurrence | None) -> None:
@@ -32,8 +34,16 @@ class Admissions:
                 self._revocation(leaf)
             case "cancellation":
                 self._cancellation(leaf)
+            case "epoch":
+                self._begin(leaf)
+            case "tombstone" if leaf.body["process_id"] not in self._cancelled:
+                self._findings.fail(
+                    "cancellations", "the data of a process was erased that was not cancelled", leaf.place
+                )
             case "attempt" if leaf.body["event"] == "reserved":
                 self._reserved(leaf)
+        if occurrence is not None and self._replays and occurrence.event in ADMISSIONS | NEW:
+            self._findings.fail("epochs", "a call was decided in a restored state that nobody had accepted", leaf.place)
         if occurrence is not None and occurrence.event in ADMISSIONS:
             self._admitted(occurrence)
         elif occurrence is not None and occurrence.event is Event.REFUSED:
@@ -62,6 +72,13 @@ class Admissions:
         if sorted(body["processes"]) != running:
             self._findings.fail("cancellations", "it does not cancel exactly what was running below", leaf.place)
         self._cancelled.update(running, body["processes"])
+
+    def _begin(self, leaf: Leaf) -> None:
+        """Each restore is the next epoch, and is accepted at most once."""
+        number, restored = leaf.body["epoch"], leaf.body["event"] == "restored"
+        if number != self._epoch + restored or (not restored and not self._replays):
+            self._findings.fail("epochs", f"epoch {number} {leaf.body['event']} after epoch {self._epoch}", leaf.place)
+        self._epoch, self._replays = number, restored
 
     def _reserved(self, leaf: Leaf) -> None:
         process = self._authority.processes.get(leaf.body["process_id"])

@@ -149,6 +149,8 @@ class Attempts:
 
     def _server_incident(self, leaf: Leaf) -> None:
         server, number = leaf.body["server"], leaf.body.get("start", 1)
+        if leaf.body["detail"].startswith("ended: ") and "start" not in leaf.body:
+            self._fail(leaf, f"an end of no start of `{server}`")
         if number > self._starts.get(server, Start()).number:
             self._fail(leaf, f"an end of start {number} of `{server}`, whose launch is not in the log")
 

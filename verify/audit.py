@@ -26,10 +26,10 @@ from verify.history import History, Leaf
 from verify.inquiry import Inquiry, Kept
 from verify.keys import PublicKey
 from verify.leaves import LogLeaf, read_leaf_text
+from verify.lines import Progress
 from verify.log import Tree, leaf_hash, verify_checkpoint
 from verify.verdict import Verdict, VerifyError
 
-Progress = Callable[[int, int], None]
 _EPOCH = b'"type":"epoch"}'
 
 
@@ -43,13 +43,7 @@ class KeptCheckpoint:
     found: bytes | None = None
 
 
-def audit(
-    path: str,
-    trust: Trust,
-    scope: str = "bundle",
-    kept: Kept | None = None,
-    progress: Progress = lambda done, of: None,
-) -> Verdict:
+def audit(path: str, trust: Trust, scope: str = "bundle", kept: Kept | None = None) -> Verdict:
     """The verdict on one bundle; a scope of `conclusions.SCOPES` tells only its own checks and what they stand on.
 
     `kept` asks after one call. Raises `VerifyError` only for a file that is no bundle, that the pinned key did not
@@ -61,7 +55,7 @@ def audit(
         _require_signed(bundle, trust)
         verdict.passes("signer_pin")
         passed = Pass(bundle, trust, read_foundation(bundle, trust, verdict), kept)
-        passed.run(progress)
+        passed.run()
     except VerifyError as error:
         raise (error if error.file else error.located(path)) from error
     conclusions.tell(verdict, passed)
@@ -94,9 +88,11 @@ class Pass:
         self.inquiry = Inquiry(kept, base.authority, trust.kernel_key) if kept is not None else None
         self.checkpoints = self._checkpoints()
 
-    def run(self, progress: Progress) -> None:
-        """From the first leaf to the last."""
-        for leaf in self._leaves(progress):
+    def run(self) -> None:
+        """From the first leaf to the last; how far it is, on a terminal's stderr."""
+        progress = Progress(self.bundle.sections["leaves"].size)
+        for leaf in self._leaves():
+            progress.advance(len(leaf.text))
             held = self.confinement.read(leaf) if leaf.kind == "launch" else True
             occurrence = self.history.read(leaf)
             self.admissions.read(leaf, occurrence)
@@ -107,6 +103,7 @@ class Pass:
             salt = self.disclosure.read(leaf)
             if self.inquiry is not None:
                 self.inquiry.read(leaf, salt)
+        progress.clear()
         self.history.close(self.tree.size)
         self.attempts.close(self.tree.size)
         self.disclosure.close()
@@ -122,10 +119,10 @@ class Pass:
                 self.findings.refused("kept_checkpoints", error, file)
         return kept
 
-    def _leaves(self, progress: Progress) -> Iterator[Leaf]:
+    def _leaves(self) -> Iterator[Leaf]:
         """Every leaf that can be read: strictly, signed where its type is, of this run, in the order of time."""
-        since_ms, section = 0, self.bundle.sections["leaves"]
-        for index, text in enumerate(section):
+        since_ms = 0
+        for index, text in enumerate(self.bundle.sections["leaves"]):
             if type(text) is not bytes:
                 raise VerifyError("a leaf that is no byte string", check="encoding", place=f"leaf {index}")
             self._compare_roots()
@@ -141,7 +138,6 @@ class Pass:
             self._judge_place(leaf, root)
             yield leaf
             since_ms = max(since_ms, read.body.get("time_ms", 0))
-            progress(index + 1, section.items)
         self._compare_roots()
 
     def _compare_roots(self) -> None:

@@ -26,7 +26,7 @@ KINDS = ("config", "policy", "plan", "profile", "resolved-profile", "seccomp-lis
 MAX_ITEM_BYTES = 16 * 1024 * 1024
 MAX_LOADED_BYTES = 64 * 1024 * 1024  # of a section that is held in memory: documents, capabilities
 _MAX_MANIFEST_BYTES = 1024 * 1024
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
 
 _COSE_SIGN1 = 18  # RFC 9052, section 2
 _PROTECTED = bytes.fromhex("a10127")  # {1: -8}: alg EdDSA, and nothing else

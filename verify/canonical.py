@@ -57,7 +57,7 @@ def is_canonical(text: bytes) -> bool:
     """
     try:
         decoded = text.decode()
-        if _UNUSUAL.search(decoded) is None and text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
+        if _is_usual(decoded) and text.count(b"{") + text.count(b"[") <= MAX_DEPTH:
             return _ENCODER.encode(_READER.raw_decode(decoded)[0]) == decoded
         parse(text, canonical=True)
     except (VerifyError, ValueError):
@@ -91,9 +91,18 @@ def _is_canonical(value: Any, received: str) -> bool:
     The standard library's encoder writes the same text much faster unless there are floats, which it spells
     differently, or characters beyond the Basic Multilingual Plane, by which it sorts members in another order.
     """
-    if _UNUSUAL.search(received) is None and _ENCODER.encode(value) == received:
+    if _is_usual(received) and _ENCODER.encode(value) == received:
         return True
     return encode(value) == received.encode()
+
+
+def _is_usual(text: str) -> bool:
+    """Whether the standard library's encoder writes what is in this text as RFC 8785 does."""
+    return (
+        text[:1] in '{["tfn'
+        and _UNUSUAL_NUMBER.search(text) is None
+        and (text.isascii() or _BEYOND_THE_BASIC_PLANE.search(text) is None)
+    )
 
 
 def _refuse_object(text: bytes, names: tuple[str, ...]) -> NoReturn:
@@ -186,9 +195,10 @@ def _constant(name: str) -> NoReturn:
     raise VerifyError(f"{name} is not a JSON number", check="text")
 
 
-# In text without white space a number follows one of these characters. Unusual are one with a point or an exponent, one
-# that may be beyond 2^53, and what is no number in JSON (NaN, Infinity).
-_UNUSUAL = re.compile("(?:^|[:,\\[])(?:-?[0-9]+[.eE]|-?[0-9]{16}|N|-?I)|[\U00010000-\U0010ffff]")
+# In text without white space a number follows one of these characters, unless the text is a number. Unusual are one
+# with a point or an exponent, one that may be beyond 2^53, and what is no number in JSON (NaN, Infinity).
+_UNUSUAL_NUMBER = re.compile("[:,\\[](?:-?[0-9]+[.eE]|-?[0-9]{16}|N|-?I)")
+_BEYOND_THE_BASIC_PLANE = re.compile("[\U00010000-\U0010ffff]")
 _READER = json.JSONDecoder()
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_integer, parse_float=_float, parse_constant=_constant)

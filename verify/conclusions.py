@@ -27,7 +27,7 @@ PROVES = {
     "log": "The log's key signed the root over exactly these {log_size} leaves: up to the last, none is missing.",
     "kept_checkpoints": "The log only grew since the checkpoints that were kept elsewhere were made.",
     "leaves": "Each leaf is of this run, in the order of time, and signed where its type is.",
-    "epochs": "Each epoch stands on the log before it.",
+    "epochs": "Each restore is an epoch that stands on the log before it; nothing was decided before it was accepted.",
     "arguments": "All arguments are what was committed to.",
     "outputs": "All outputs are what was committed to.",
     "withheld": "What is not shown was withheld or erased by name.",

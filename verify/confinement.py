@@ -93,11 +93,16 @@ class Confinement:
             return all(field["asked"] == field["value"] for field in fields.values() if field["source"] == "observed")
         profile = self._profiles.of(asked, leaf.place)
         if profile is not None:
-            for why in _contradictions(fields, body, profile, self._writable(body)):
+            for why in _contradictions(fields, body, profile, self._writable(body), self._visible(body)):
                 self._findings.fail("confinement", why, leaf.place)
             for missing in _missing(fields, asked["without"]):
                 self.weaker[missing] = self.weaker.get(missing, 0) + 1
         return not any(_unmet(fields))
+
+    def _visible(self, body: dict[str, Any]) -> list[str] | None:
+        """The paths that the plan resolved to be seen; None where that is not known (a tool server's)."""
+        binds = self._resolved.get(body["process_id"], {}).get("binds") if body["process_id"] is not None else None
+        return binds if isinstance(binds, list) else None
 
     def _unconfined(self, leaf: Leaf, asked: dict[str, Any], server: bool) -> None:
         self.weaker["every layer"] = self.weaker.get("every layer", 0) + 1
@@ -116,9 +121,10 @@ class Confinement:
         """What was asked for is what the frozen plan, or the host config, asks for."""
         body, asked = leaf.body, leaf.body["asked"]
         if server:
-            known = self._servers.get(body["server"])
-            if known is None or known["command"] != asked["command"]:
-                self._findings.fail("plan", "a tool server that is not the config's", leaf.place)
+            known = self._servers.get(body["server"], {})
+            profile = known.get("confinement", {}).get("profile", "tool-server")
+            if (known.get("command"), _name_of(profile)) != (asked["command"], asked["profile"]):
+                self._findings.fail("plan", "a tool server's command or profile is not the config's", leaf.place)
             return
         worker = self._workers.get(body["process_id"])
         resolved = self._resolved.get(body["process_id"], {})
@@ -127,18 +133,24 @@ class Confinement:
                 "plan", f"a launch of `{body['process_id']}`, which the plan has no worker for", leaf.place
             )
             return
+        if asked["profile"] != _name_of(worker["confinement"]["profile"]):
+            self._findings.fail("plan", "`profile` of the launch is not the plan's", leaf.place)
         for name, planned in (
             ("command", worker["command"]),
             ("cwd", worker["cwd"]),
             ("timeout_seconds", worker["timeout_seconds"]),
             ("limits", worker["limits"]),
-            ("profile", resolved.get("profile")),
             ("profile_sha256", resolved.get("profile_sha256")),
         ):
             if asked[name] != planned:
                 self._findings.fail("plan", f"`{name}` of the launch is not the plan's", leaf.place)
         if body["executable_sha256"] not in ("", resolved.get("program_sha256")):
             self._findings.fail("plan", "it ran another executable than the plan resolved to", leaf.place)
+
+
+def _name_of(profile: Any) -> str:
+    """A profile's name as a launch record has it: of one given by a path, the file's without its ending."""
+    return str(profile).rpartition("/")[2].removesuffix(".yaml")
 
 
 def _fields(listed: list[dict[str, Any]]) -> Mapping[str, dict[str, Any]]:
@@ -169,7 +181,11 @@ def _missing(fields: Mapping[str, dict[str, Any]], without: list[str]) -> Iterat
 
 
 def _contradictions(
-    fields: Mapping[str, dict[str, Any]], body: dict[str, Any], profile: dict[str, Any], writable: int
+    fields: Mapping[str, dict[str, Any]],
+    body: dict[str, Any],
+    profile: dict[str, Any],
+    writable: int,
+    visible: list[str] | None,
 ) -> Iterator[str]:
     """What the record says of itself that its profile does not allow."""
     asked = body["asked"]
@@ -183,7 +199,7 @@ def _contradictions(
     for name, wanted in _expected(profile, limits, asked).items():
         yield from _held(fields, name, *wanted)
     yield from _identity(fields, without)
-    yield from _mounts(fields, writable)
+    yield from _mounts(fields, writable, visible)
     yield from _executable(fields, body)
     yield from _seccomp(fields, profile, without)
     yield from _landlock(fields, profile, without)
@@ -247,8 +263,9 @@ def _identity(fields: Mapping[str, dict[str, Any]], without: list[str]) -> Itera
             yield "`distinct-uids` is absent, and nobody gave it up"
 
 
-def _mounts(fields: Mapping[str, dict[str, Any]], writable: int) -> Iterator[str]:
-    """Nothing can be written but what is private, and as many further places as plan or config name."""
+def _mounts(fields: Mapping[str, dict[str, Any]], writable: int, visible: list[str] | None) -> Iterator[str]:
+    """Nothing can be written but what is private, and as many further places as plan or config name; of the machine,
+    nothing is seen but what the plan resolved to. What covers a state (a mask) lets nothing run, nor does a socket."""
     field = fields.get("mounts")
     if field is None or field["source"] != "observed" or not isinstance(field["asked"], dict):
         yield "`mounts` is missing or not observed"
@@ -257,10 +274,13 @@ def _mounts(fields: Mapping[str, dict[str, Any]], writable: int) -> Iterator[str
     for path, options in field["asked"].items():
         if not isinstance(options, list) or "nosuid" not in options or not ("ro" in options or "rw" in options):
             yield f"the mount {path[:80]} is neither read-only nor known to be writable, or takes set-id bits"
-        elif "nodev" not in options and "noexec" not in options:
+            continue
+        if "nodev" not in options and "noexec" not in options:
             yield f"the mount {path[:80]} takes devices and programs"
-        if isinstance(options, list) and "rw" in options and path not in _PRIVATE_MOUNTS:
-            others += 1
+        if "rw" in options:
+            others += path not in _PRIVATE_MOUNTS
+        elif visible is not None and "noexec" not in options and path != "/" and path not in visible:
+            yield f"the mount {path[:80]} is none that the plan resolved to"
     if "/" not in field["asked"] or others > writable:
         yield f"{others} writable mounts, where {writable} were given"
 

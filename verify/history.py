@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from verify import canonical
-from verify.authority import BUILT_IN_SERVERS, Authority, Process
+from verify.authority import BUILT_IN_SERVERS, MAILBOX_SERVER, Authority, Process
 from verify.findings import Findings
 from verify.responses import NOT_DISPATCHED, require_state
 from verify.verdict import VerifyError
@@ -98,30 +97,35 @@ class CallTable:
 
     def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = off")
-        self._database.execute("PRAGMA cache_size = -16000")
-        self._database.execute("CREATE TABLE call (key BLOB PRIMARY KEY, state TEXT, row TEXT) WITHOUT ROWID")
+        self._run("PRAGMA journal_mode = off")
+        self._run("PRAGMA cache_size = -16000")
+        self._run("CREATE TABLE call (key BLOB PRIMARY KEY, state TEXT, row TEXT) WITHOUT ROWID")
 
     def get(self, key: bytes) -> dict[str, Any] | None:
-        found = self._database.execute("SELECT row FROM call WHERE key = ?", (key,)).fetchone()
-        row: dict[str, Any] | None = json.loads(found[0]) if found else None
+        found = self._run("SELECT row FROM call WHERE key = ?", key)
+        row: dict[str, Any] | None = json.loads(found[0][0]) if found else None
         return row
 
     def put(self, key: bytes, row: dict[str, Any]) -> None:
-        self._database.execute("INSERT OR REPLACE INTO call VALUES (?, ?, ?)", (key, row["state"], json.dumps(row)))
+        self._run("INSERT OR REPLACE INTO call VALUES (?, ?, ?)", key, row["state"], json.dumps(row))
 
     def open_calls(self) -> list[dict[str, Any]]:
         """A few of the calls that were dispatched and never settled."""
-        found = self._database.execute("SELECT row FROM call WHERE state = ? LIMIT 10", (_DISPATCHED,))
-        return [json.loads(row[0]) for row in found]
+        return [json.loads(row[0]) for row in self._run("SELECT row FROM call WHERE state = ? LIMIT 10", _DISPATCHED)]
 
     def count(self, state: str) -> int:
         """How many calls are in a state."""
-        (count,) = self._database.execute("SELECT count(*) FROM call WHERE state = ?", (state,)).fetchone()
-        return int(count)
+        return int(self._run("SELECT count(*) FROM call WHERE state = ?", state)[0][0])
 
     def close(self) -> None:
         self._database.close()
+
+    def _run(self, statement: str, *values: bytes | str) -> list[Any]:
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            fix = "make room in the folder for temporary files, or name another with TMPDIR"
+            raise VerifyError(f"what was read cannot be kept: {error}", check="input", fix=fix) from error
 
 
 class History:
@@ -270,6 +274,8 @@ class History:
             expected.append(("dispatch", body["decision"]["verdict"] == "allow"))
         denied = body["decision"]["verdict"] == "deny"
         known = _GUARD_OF.get(body["decision"].get("reason", "")) == guard if denied else guard is None
+        if guard == "mailbox" and body["tool_server"] != MAILBOX_SERVER:
+            self._findings.fail("decisions", "a mailbox refused a call of another server", leaf.place)
         if body["policy_hash"] != self._authority.bootstrap["policy_digest"]:
             self._findings.fail("decisions", "decided under another policy than the pinned one", leaf.place)
         if not known or passed != expected:
@@ -326,5 +332,6 @@ def call_key(call: dict[str, Any]) -> bytes:
     return hashlib.sha256(f"{call['process_id']}\0{call['operation_key']}".encode()).digest()
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(canonical.encode(value)).hexdigest()
+def _digest(named: list[Any]) -> str:
+    """sha256 of the JCS of an array of texts and small whole numbers, which json writes as RFC 8785 does."""
+    return hashlib.sha256(json.dumps(named, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()

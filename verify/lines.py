@@ -8,18 +8,19 @@ The standard library's executors are not used: with one of their processes kille
 for ever (CPython issue 94777).
 """
 
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import connection
-from typing import IO, Any, Generic, Self, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from verify.verdict import VerifyError, unreadable
+
+if TYPE_CHECKING:
+    from multiprocessing import Process
+    from multiprocessing.connection import Connection
 
 # A reply holds a receipt and is at most this long (contract, section 3), so no line can be longer.
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -112,8 +113,10 @@ class _Workers(Generic[T]):
 
     def __init__(self, judge: Callable[[bytes], T], count: int, path: str) -> None:
         self._path = path
-        self._pipes: list[connection.Connection] = []
-        self._processes: list[multiprocessing.Process] = []
+        import multiprocessing  # a file of usual size is judged without it
+
+        self._pipes: list[Connection] = []
+        self._processes: list[Process] = []
         # A worker must not meet an interrupt before it has learnt to ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -163,7 +166,7 @@ def _chained(first: bytes, second: bytes, rest: Iterator[bytes]) -> Iterator[byt
     yield from rest
 
 
-def _work(pipe: "connection.Connection", judge: Callable[[bytes], Any]) -> None:
+def _work(pipe: "Connection", judge: Callable[[bytes], Any]) -> None:
     """A worker: (result, None) or (None, what was raised) for each chunk, until there are no more."""
     _live_and_die_with_the_parent()
     try:
@@ -181,6 +184,9 @@ def _work(pipe: "connection.Connection", judge: Callable[[bytes], Any]) -> None:
 
 def _live_and_die_with_the_parent() -> None:
     """An interrupt is the parent's to answer; a parent that was killed leaves nobody behind."""
+    import multiprocessing
+    import threading
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -188,7 +194,9 @@ def _live_and_die_with_the_parent() -> None:
 
 
 def _end_after(sentinel: int) -> None:
-    connection.wait([sentinel])
+    from multiprocessing.connection import wait
+
+    wait([sentinel])
     os._exit(1)
 
 

@@ -61,7 +61,7 @@ def judge_log(paths: Sequence[str], trust: LogTrust, leaf_file: str | None = Non
     elif files.newest is None:
         verdict.leave("checkpoint", "no checkpoint was given", required=True)
     else:
-        verdict.passes("checkpoint", f"the log's key signed the log {trust.origin} at {files.newest.size} leaves")
+        verdict.passes("checkpoint", f"The log's key signed the log {trust.origin} at {files.newest.size} leaves.")
     for witness in trust.witnesses:
         _judge_witness(verdict, files, witness)
     _judge_leaves(verdict, files, export, trust)
@@ -71,20 +71,20 @@ def judge_log(paths: Sequence[str], trust: LogTrust, leaf_file: str | None = Non
         partial(_require_complete, export, newest),
         file=files.leaves or "",
         proves=(
-            f"the export is all {newest.size if newest else 0} leaves of that checkpoint: none is missing, none is more"
+            f"The export is all {newest.size if newest else 0} leaves of that checkpoint, none missing and none more."
         ),
     )
     verdict.run(
         "consistency",
         partial(_require_consistent, files, export),
-        proves=(f"all of the {len(files.checkpoints)} checkpoints are of one log that only ever grew"),
+        proves=(f"All of the {len(files.checkpoints)} checkpoints are of one log that only ever grew."),
     )
     if files.inclusions:
         proved = [proof.index for _, proof, _ in files.inclusions]
         verdict.run(
             "inclusion",
             partial(_require_included, files, export, trust, leaf_file),
-            proves=(f"the log holds what is proved of it, at leaf {', '.join(map(str, proved))}"),
+            proves=(f"The log holds what is proved of it, at leaf {', '.join(map(str, proved))}."),
         )
     else:
         verdict.leave("inclusion", "no inclusion proof was given")
@@ -144,10 +144,10 @@ def _beginning(path: str) -> bytes:
 
 
 _SHOWS: dict[str, Callable[[Export], str]] = {
-    "leaves": lambda export: f"each of the {export.tree.size} leaves is canonical and of a known type",
-    "bootstrap": lambda _: "leaf 0 certifies the pinned keys for this run, config and policy",
-    "leaf_signatures": lambda _: "every bootstrap, receipt, launch, exit and epoch is signed by the pinned kernel key",
-    "order": lambda _: "receipts stand where they say, and time never runs backwards",
+    "leaves": lambda export: f"Each of the {export.tree.size} leaves is canonical and of a known type.",
+    "bootstrap": lambda _: "Leaf 0 certifies the pinned keys for this run, config and policy.",
+    "leaf_signatures": lambda _: "Every bootstrap, receipt, launch, exit and epoch is signed by the pinned kernel key.",
+    "order": lambda _: "Receipts stand where they say, and time never runs backwards.",
 }
 
 
@@ -262,4 +262,4 @@ def _judge_witness(verdict: Verdict, files: _Files, witness: VerifierKey) -> Non
         verdict.fail(name, renamed(error, "cosignature"), file=path)
         return
     seen = f", which it saw at {time} s since the epoch" if time is not None else ""
-    verdict.passes(name, f"the witness {witness.name} vouches for the newest checkpoint{seen}")
+    verdict.passes(name, f"The witness {witness.name} vouches for the newest checkpoint{seen}.")

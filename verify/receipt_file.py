@@ -50,8 +50,8 @@ class ReceiptsVerdict:
         verdict = Verdict("receipts", figures={"receipts_verified": self.distinct, "lines": self.lines})
         for name in ("text", "canonical", "fields"):
             verdict.passes(name)
-        verdict.passes("signer_pin", f"every line names the pinned key {self.trusted_kernel_key}")
-        verdict.passes("signature", f"{self.distinct} receipts in {self.lines} lines are signed by it, byte for byte")
+        verdict.passes("signer_pin", f"Every line names the pinned key {self.trusted_kernel_key}.")
+        verdict.passes("signature", f"{self.distinct} receipts in {self.lines} lines are signed by it, byte for byte.")
         if self.withheld:
             verdict.leave(
                 "action_parameter_hash",
@@ -61,7 +61,7 @@ class ReceiptsVerdict:
                 fix="to check it, ask for the receipts with their arguments",
             )
         else:
-            verdict.passes("action_parameter_hash", "the arguments shown are the ones that were signed")
+            verdict.passes("action_parameter_hash", "The arguments shown are the ones that were signed.")
         return verdict
 
 
@@ -85,7 +85,7 @@ def judge_receipts(
     else:
         verdict = found.judged()
         if runtime_id is not None:
-            verdict.passes("runtime_pin", f"every line is of the pinned run {runtime_id}")
+            verdict.passes("runtime_pin", f"Every line is of the pinned run {runtime_id}.")
         else:
             verdict.leave("runtime_pin", "no run was pinned")
         _judge_answers(verdict, answers, found)
@@ -107,7 +107,7 @@ def _judge_answers(verdict: Verdict, answers: Sequence[ResponseVerdict], found: 
         if all(check.state is State.PASSED for check in checks if check.name == name):
             verdict.checks.append(Check(f"response_{name}" if name in CHECKS else name, State.PASSED))
     if all(not answer.findings.failed and not answer.findings.missing for answer in answers):
-        verdict.proved.append("what each given response released is what its receipt commits to, and nothing more")
+        verdict.proved.append("What each given response released is what its receipt commits to, and nothing more.")
 
 
 def verify_receipts(path: str, kernel_key: str) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from chio.errors import InputError
 from chio.kernel import receipts
 from chio.kernel.counters import NAMES
 from chio.kernel.database import half_initialised, require_version, unreadable
-from chio.kernel.log import leaf_bytes, root_of
 from chio.kernel.vault import HOST, Unsealable, Vault, read_key, vault_of
 
 _WAL = f"{statedir.DATABASE}-wal"
@@ -221,20 +220,18 @@ class Reader:
         size, note = self._one("SELECT size, note FROM log_checkpoint ORDER BY size DESC LIMIT 1")
         return size, note
 
-    def leaves(self, start: int, end: int) -> Iterator[bytes]:
-        """The leaves of a half-open range, each exactly as the log hashes it. They hold nothing that is sealed."""
-        cursor = self._database.execute_sql(
+    def leaves(self, start: int, end: int) -> Iterator[tuple[str, str, str | None]]:
+        """(type, body, signature) of the leaves of a half-open range. They hold nothing that is sealed."""
+        cursor: Iterator[tuple[str, str, str | None]] = self._database.execute_sql(
             "SELECT type, body, signature FROM leaf WHERE idx >= ? AND idx < ? ORDER BY idx", (start, end)
         )
-        for kind, body, signature in cursor:
-            yield leaf_bytes(kind, body.encode(), signature)
+        return cursor
 
-    def root(self, start: int, end: int) -> bytes:
-        """The root over the leaves of a half-open range."""
+    def leaf_hashes(self, start: int, end: int) -> Iterator[bytes]:
         cursor = self._database.execute_sql(
             "SELECT hash FROM leaf WHERE idx >= ? AND idx < ? ORDER BY idx", (start, end)
         )
-        return root_of(row[0] for row in cursor)
+        return (row[0] for row in cursor)
 
     def _require_key(self) -> None:
         """Refuse a missing or wrong key file before anything is shown."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from chio import statedir
 from tests.host import orders
 from tests.host.commands import CHIO, accepted, contents, refused
 from verify.audit import audit
 from verify.bundle import Bundle
+from verify.cli import main
 from verify.foundation import Trust
 from verify.keys import Pins
 from verify.verdict import Exit, Verdict
@@ -202,3 +204,100 @@ def test_a_state_in_which_nothing_ever_ran_is_a_bundle_too(tmp_path: Path) -> No
     told = verdict(state, tmp_path / "run.chio")
     assert told.exit is Exit.VERIFIED
     assert told.figures["log_size"] == 1
+
+
+# --- encrypted, deleted, restored ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same run in an encrypted state, and its key file."""
+    folder = tmp_path_factory.mktemp("sealed")
+    accepted("process", "key", "--out", folder / "chio.key")
+    return orders.run(folder / "project", "--key-file", folder / "chio.key"), folder / "chio.key"
+
+
+def test_an_encrypted_state_is_shown_to_who_has_its_key_file(sealed: tuple[Path, Path], tmp_path: Path) -> None:
+    state, key = sealed
+    assert "key" in refused("process", "evidence", "--state", state, "--out", tmp_path / "run.chio")
+    assert not (tmp_path / "run.chio").exists()
+    evidence(state, tmp_path / "run.chio", "--key-file", str(key))
+    told = verdict(state, tmp_path / "run.chio")
+    assert told.exit is Exit.VERIFIED
+    assert told.figures["hidden"] == {"arguments": 0, "outputs": 0}
+
+
+def test_no_input_of_a_worker_is_in_the_plan_that_is_shown(sealed: tuple[Path, Path], tmp_path: Path) -> None:
+    state, key = sealed
+    evidence(state, tmp_path / "run.chio", "--key-file", str(key), "--withhold", "arguments", "--withhold", "outputs")
+    assert b"fail_until" in (orders.ROOT / "fixtures/orders/plan.json").read_bytes()
+    assert b"fail_until" not in (tmp_path / "run.chio").read_bytes()
+
+
+def test_what_was_deleted_is_not_shown_and_its_tombstone_says_why(sealed: tuple[Path, Path], tmp_path: Path) -> None:
+    state, key = tmp_path / "state", sealed[1]
+    shutil.copytree(sealed[0], state)
+    accepted("process", "delete", "--state", state, "--process", "packer", "--by", "A. Operator", "--key-file", key)
+    evidence(state, tmp_path / "run.chio", "--key-file", str(key))
+    told = verdict(state, tmp_path / "run.chio")
+    assert told.exit is Exit.VERIFIED
+    assert told.figures["hidden"] == {"arguments": 2, "outputs": 2}
+    assert states(told)["withheld"] == "passed"
+    assert (states(told)["arguments"], states(told)["outputs"]) == ("unchecked", "unchecked")
+
+
+def test_a_restored_state_has_its_epochs_in_the_bundle(sealed: tuple[Path, Path], tmp_path: Path) -> None:
+    key, restored = sealed[1], tmp_path / "restored"
+    accepted("process", "backup", "--state", sealed[0], "--out", tmp_path / "backup", "--with-signing-key")
+    accepted("process", "restore", "--backup", tmp_path / "backup", "--state", restored, "--by", "A. Operator")
+    accepted("process", "accept", "--state", restored, "--by", "A. Operator", "--key-file", key)
+    evidence(restored, tmp_path / "run.chio", "--key-file", str(key))
+    told = verdict(restored, tmp_path / "run.chio")
+    assert told.exit is Exit.VERIFIED
+    leaves = [json.loads(leaf) for leaf in Bundle.open(str(tmp_path / "run.chio")).sections["leaves"]]
+    assert [leaf["body"]["event"] for leaf in leaves if leaf["type"] == "epoch"] == ["restored", "accepted"]
+    assert states(told)["epochs"] == "passed"
+
+
+# --- the log as files ------------------------------------------------------------------------------------------------
+
+
+def log(state: Path, *files: object) -> Any:
+    result = CliRunner().invoke(main, ["log", *map(str, files), "--pins", str(state / "pins.json"), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_the_log_is_exported_with_the_checkpoint_over_it(state: Path, tmp_path: Path) -> None:
+    evidence(state, tmp_path / "run.chio")
+    said = accepted(
+        "process",
+        "export-log",
+        "--state",
+        state,
+        "--out",
+        tmp_path / "leaves.ndjson",
+        "--checkpoint",
+        tmp_path / "note",
+    )
+    assert (tmp_path / "note").read_text() == said["checkpoint"]
+    lines = (tmp_path / "leaves.ndjson").read_bytes().splitlines()
+    assert lines == list(Bundle.open(str(tmp_path / "run.chio")).sections["leaves"])
+    assert log(state, tmp_path / "leaves.ndjson", tmp_path / "note")["result"] == "verified"
+
+
+def test_one_leaf_is_proved_to_be_in_the_log(state: Path, tmp_path: Path) -> None:
+    accepted("process", "export-log", "--state", state, "--out", tmp_path / "proof", "--leaf", 9)
+    assert log(state, tmp_path / "proof")["result"] == "verified"
+    assert "--leaf" in refused("process", "export-log", "--state", state, "--out", tmp_path / "no", "--leaf", 10_000)
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_log_is_proved_to_have_only_grown(state: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "state"
+    shutil.copytree(state, copy)
+    accepted("process", "export-log", "--state", copy, "--out", tmp_path / "before", "--checkpoint", tmp_path / "old")
+    size = (tmp_path / "old").read_text().split("\n")[1]
+    accepted("process", "cancel", "--state", copy, "--process", "courier")
+    accepted("process", "export-log", "--state", copy, "--out", tmp_path / "grown", "--since", size)
+    assert log(copy, tmp_path / "old", tmp_path / "grown")["result"] == "verified"

@@ -103,12 +103,19 @@ def test_what_commands_print_of_a_served_state_is_of_its_schema(tmp_path: Path) 
         worker.invoke("far", "transfer", {})
     assert complaints("chio.pins.v1", of((state.path / "pins.json").read_text(encoding="utf-8"))) == []
     assert complaints("chio.bootstrap.v1", of((state.path / "bootstrap.json").read_text(encoding="utf-8"))) == []
+    assert complaints("chio.process.status.v1", accepted("process", "status", "--state", state.path)) == []
+    leaves = tmp_path / "leaves.ndjson"
+    written = accepted("process", "export-log", "--state", state.path, "--out", leaves)
+    assert complaints("chio.log.export.v1", written) == []
+    for line in leaves.read_text(encoding="utf-8").splitlines():
+        assert leaf_complaints(line) == []
     logs = accepted("process", "logs", "--state", state.path, "--process", "a", "--attempt", 1)
     assert complaints("chio.process.logs.v1", logs) == []
     kept = accepted("process", "state", "--state", state.path, "--process", "a")
     assert complaints("chio.process.application-state.v1", kept) == []
     receipts = tmp_path / "export.ndjson"
-    assert complaints("chio.receipt.export.v1", accepted("receipt", "export", "--state", state.path, "--out", receipts)) == []
+    exported = accepted("receipt", "export", "--state", state.path, "--out", receipts)
+    assert complaints("chio.receipt.export.v1", exported) == []
     for line in receipts.read_text(encoding="utf-8").splitlines():
         assert complaints("chio.receipt.v1", of(line)) == []
     key = ("--trusted-kernel-pubkey", state.path / "kernel.pub")

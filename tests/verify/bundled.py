@@ -224,10 +224,13 @@ class Run:
             b"".join(items) for items in sections.values()
         )
 
+    def root(self) -> bytes:
+        """The root over all leaves."""
+        return root_of([hashlib.sha256(b"\0" + decode(item)[0]).digest() for item in self.sections()["leaves"]])
+
     def checkpoint(self) -> str:
         """The log's checkpoint over all of it."""
-        hashes = [hashlib.sha256(b"\0" + decode(item)[0]).digest() for item in self.sections()["leaves"]]
-        return note(f"chio.invalid/{self.runtime_id}", len(hashes), root_of(hashes), self.keys["log"])
+        return note(f"chio.invalid/{self.runtime_id}", len(self.leaves), self.root(), self.keys["log"])
 
     def pins(self) -> dict[str, str]:
         """What the auditor holds: of the run as it was, under the keys of these tests."""

@@ -11,13 +11,24 @@ from copy import deepcopy
 from typing import Any
 
 from tests.verify.bundled import Leaf, Run, call_ids
+from tests.verify.leaf_changes import (
+    ANSWER,
+    SALT,
+    allowed,
+    at,
+    both,
+    denied,
+    drop_field,
+    intent_of,
+    launch,
+    not_sent,
+    renamed,
+)
 from tests.verify.observed import STRANGER, sha
 from tests.verify.signed import commitment, jcs
 
 Lie = tuple[str, Callable[[Run], None], set[str]]
 LIES: list[Lie] = []
-SALT = bytes(range(16))
-ANSWER = jcs({"kind": "value", "value": {"content": []}})
 
 
 def lie(*checks: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
@@ -28,88 +39,6 @@ def lie(*checks: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]
         return change
 
     return keep
-
-
-# --- pieces ----------------------------------------------------------------------------------------------------------
-
-
-def allowed(receipt: Leaf) -> Leaf:
-    """The receipt as one of a call that ran and was answered."""
-    body = receipt.body
-    body["decision"], body["terminal_state"] = {"verdict": "allow"}, {"state": "completed"}
-    body["output"] = {"kind": "value", "hash": commitment(SALT.hex(), ANSWER)}
-    guards = ("budget", "revocation", "expiry", "grant", "constraints", "invocations")
-    body["evidence"] = [{"guard": guard, "passed": True} for guard in guards]
-    if body["tool_server"] != "chio-ipc":
-        body["evidence"].append({"guard": "dispatch", "passed": True, "detail": "answered"})
-    receipt.output = (SALT, ANSWER)
-    return receipt
-
-
-def denied(receipt: Leaf, reason: str, guard: str) -> Leaf:
-    body = receipt.body
-    body["decision"], body["terminal_state"] = (
-        {"verdict": "deny", "reason": reason, "guard": guard},
-        {"state": "completed"},
-    )
-    guards = ["budget", "revocation", "expiry", "grant", "constraints", "invocations"]
-    passed = guards[: guards.index(guard)]
-    body["evidence"] = [*({"guard": name, "passed": True} for name in passed), {"guard": guard, "passed": False}]
-    body["output"] = receipt.output = None
-    return receipt
-
-
-def not_sent(receipt: Leaf) -> Leaf:
-    allowed(receipt)
-    body = receipt.body
-    body["decision"] = {"verdict": "incomplete", "reason": "not_dispatched"}
-    body["terminal_state"] = {"state": "incomplete", "reason": "not_dispatched"}
-    body["evidence"][-1]["passed"] = False
-    body["output"] = receipt.output = None
-    return receipt
-
-
-def intent_of(receipt: Leaf) -> Leaf:
-    """The intent that goes before a receipt."""
-    body = receipt.body
-    return Leaf(
-        "intent",
-        {
-            "call": dict(receipt.call),
-            "attempt": body["attempt"],
-            "capability_id": body["capability_id"],
-            "server": body["tool_server"],
-            "tool": body["tool_name"],
-            "parameter_hash": body["action"]["parameter_hash"],
-        },
-    )
-
-
-def renamed(run: Run, leaf: Leaf, key: str = "", dispatch: int = 1) -> Leaf:
-    """A copy, as a leaf of the call of another key or of another dispatch."""
-    copy = deepcopy(leaf)
-    copy.call.update(operation_key=key or leaf.call["operation_key"], dispatch=dispatch)
-    copy.call.update(call_ids(run.runtime_id, copy))
-    return copy
-
-
-def launch(run: Run, process: str = "clerk") -> Leaf:
-    return run.one("launch", process_id=process)
-
-
-def at(leaf: Leaf, name: str) -> dict[str, Any]:
-    """One field of a launch record."""
-    found: dict[str, Any] = next(field for field in leaf.body["fields"] if field["name"] == name)
-    return found
-
-
-def both(leaf: Leaf, name: str, value: Any) -> None:
-    """A field that was asked for and seen to be this."""
-    at(leaf, name).update(asked=value, value=value)
-
-
-def drop_field(leaf: Leaf, name: str) -> None:
-    leaf.body["fields"] = [field for field in leaf.body["fields"] if field["name"] != name]
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -195,6 +124,14 @@ def a_binding_that_binds_nothing(run: Run) -> None:
 @lie("decisions")
 def a_call_allowed_against_its_own_evidence(run: Run) -> None:
     run.one("receipt", operation_key="pay-1").body["evidence"][3]["passed"] = False
+
+
+@lie("decisions")
+def a_mailbox_that_refuses_a_payment(run: Run) -> None:
+    receipt = run.one("receipt", operation_key="p-4")
+    receipt.body["decision"] = {"verdict": "deny", "reason": "invalid_arguments", "guard": "mailbox"}
+    receipt.body["evidence"][-1]["passed"] = True
+    receipt.body["evidence"].append({"guard": "mailbox", "passed": False})
 
 
 @lie("decisions")
@@ -302,7 +239,7 @@ def another_log_key(run: Run) -> None:
 @lie("documents", "tree")
 def another_config_than_the_pinned_one(run: Run) -> None:
     document = run.document("config")
-    document[1] = document[1].replace(b'"max_calls":40', b'"max_calls":41')
+    document[1] = document[1].replace(b'"max_calls": 40', b'"max_calls": 41')
 
 
 # --- budgets ---------------------------------------------------------------------------------------------------------
@@ -424,6 +361,17 @@ def a_tool_server_with_more_to_write_than_the_config_gives(run: Run) -> None:
     both(server, "mounts", {**field["asked"], "/srv/orders/rogue": ["nodev", "nosuid", "rw"]})
 
 
+@lie("confinement")
+def a_folder_seen_that_the_plan_does_not_give(run: Run) -> None:
+    field = at(launch(run), "mounts")
+    both(launch(run), "mounts", {**field["asked"], "/root": ["nodev", "nosuid", "overlay", "ro"]})
+
+
+@lie("plan")
+def a_tool_server_under_another_profile_than_the_configs(run: Run) -> None:
+    run.one("launch", server="bank").body["asked"]["profile"] = "worker"
+
+
 @lie("attempts")
 def an_attempt_that_ran_without_what_was_asked_for(run: Run) -> None:
     at(launch(run), "capabilities")["value"] = [0, 1 << 21, 1 << 21, 1 << 21, 0]
@@ -536,6 +484,29 @@ def an_epoch_on_another_log(run: Run) -> None:
         "by": "A. Operator", "size": len(run.leaves), "root": "8" * 64,
     }  # fmt: skip
     run.insert(len(run.leaves), Leaf("epoch", epoch))
+
+
+@lie("epochs")
+def a_call_in_a_restored_state_that_nobody_accepted(run: Run) -> None:
+    last = run.one("receipt", operation_key="ack-1")
+    index = run.index(last)
+    kept = Run(run.documents, run.tokens, run.leaves[:index], [])
+    epoch = {
+        "schema": "chio.epoch.v1", "runtime_id": run.runtime_id, "time_ms": 0, "epoch": 1, "event": "restored",
+        "by": "A. Operator", "size": index, "root": kept.root().hex(),
+    }  # fmt: skip
+    run.insert(index, Leaf("epoch", epoch))
+    accepted = deepcopy(run.leaves[index])
+    accepted.body.update(event="accepted", size=len(run.leaves), root=run.root().hex())
+    run.insert(len(run.leaves), accepted)
+
+
+@lie("cancellations")
+def the_data_of_a_running_process_erased(run: Run) -> None:
+    tombstone = {
+        "schema": "chio.tombstone.v1", "runtime_id": run.runtime_id, "time_ms": 0, "process_id": "clerk", "by": "ada",
+    }  # fmt: skip
+    run.insert(len(run.leaves), Leaf("tombstone", tombstone))
 
 
 @lie("log")

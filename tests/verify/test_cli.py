@@ -142,7 +142,7 @@ def test_a_response_is_held_against_the_receipt_that_the_file_has(tmp_path: Path
     response.write_bytes(signed.jcs(said))
     done = run("main", "receipts", path, *key, "--response", str(response))
     assert done.returncode == Exit.VERIFIED, done.stderr
-    assert "what each given response released is what its receipt commits to, and nothing more" in done.stdout
+    assert "What each given response released is what its receipt commits to, and nothing more" in done.stdout
     response.write_bytes(signed.jcs({**said, "output": {"kind": "value", "value": "something else"}}))
     done = run("main", "receipts", path, *key, "--response", str(response))
     assert done.returncode == Exit.REFUSED

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.verify import logged, observed, signed
-from verify import canonical
+from verify import canonical, shape
 from verify.calls import Observation
 from verify.export import LogTrust
 from verify.keys import Pins, PublicKey
-from verify.leaves import read_leaf_text
+from verify.leaves import BODIES, SIGNED, read_leaf_text
 from verify.log import leaf_hash, verify_checkpoint, verify_inclusion
 from verify.log_files import judge_log
 from verify.notes import VerifierKey, read_note
@@ -257,9 +257,22 @@ def slow(line: bytes) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("index", range(len(LEAVES)))
-def test_leaves_are_read_alike_the_quick_way_and_the_long_way(index: int) -> None:
-    leaf = read_leaf_text(LEAVES[index])
-    members = canonical.split(LEAVES[index], ("body", "signature", "type"))
-    assert (leaf.kind, leaf.body, leaf.body_text, leaf.signature) == (
-        members["type"].value, members["body"].value, members["body"].received, members["signature"].value,
-    )  # fmt: skip
+@settings(bounded, max_examples=max(20, bounded.max_examples // 10))
+@given(data=st.data())
+def test_leaves_are_read_alike_the_quick_way_and_the_long_way(index: int, data: st.DataObject) -> None:
+    for text in (LEAVES[index], data.draw(changed(LEAVES[index]))):
+        leaf = refuses_or(read_leaf_text, text)
+        read = refuses_or(long_way, text)
+        assert (leaf is None) == (read is None)
+        if leaf is not None:
+            assert (leaf.kind, leaf.body, leaf.body_text, leaf.signature) == read
+
+
+def long_way(text: bytes) -> tuple[str, Any, bytes, str | None]:
+    """A leaf by its members and shapes alone."""
+    members = canonical.split(text, ("body", "signature", "type"))
+    kind, signature = members["type"].value, members["signature"].value
+    shape.one_of(*BODIES)(kind, "type")
+    BODIES[kind](members["body"].value, "body")
+    (shape.signature if kind in SIGNED else shape.null)(signature, "signature")
+    return kind, members["body"].value, members["body"].received, signature

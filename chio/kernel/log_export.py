@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from chio.errors import InputError
-from chio.kernel.log import consistency_ranges, proof_ranges
+from chio.kernel.log import consistency_ranges, leaf_bytes, proof_ranges, root_of
 from chio.kernel.reader import Reader, open_state
 
 _PROOF_HEADER = b"c2sp.org/tlog-proof@v1\n"
@@ -37,16 +37,16 @@ def export_log(state: Path, out: Path, leaf: int | None, since: int | None, chec
 
 
 def _lines(reader: Reader, size: int) -> Iterator[bytes]:
-    for text in reader.leaves(0, size):
-        yield text + b"\n"
+    for kind, body, signature in reader.leaves(0, size):
+        yield leaf_bytes(kind, body.encode(), signature) + b"\n"
 
 
 def _inclusion(reader: Reader, leaf: int, size: int, note: str) -> bytes:
     if not leaf < size:
         raise _refused("--leaf", f"the checkpoint is over {size} leaves, numbered from 0")
-    (text,) = reader.leaves(leaf, leaf + 1)
-    lines = [f"extra {_base64(text)}", f"index {leaf}"]
-    lines += [_base64(reader.root(start, end)) for start, end in proof_ranges(leaf, size)]
+    ((kind, body, signature),) = reader.leaves(leaf, leaf + 1)
+    lines = [f"extra {_base64(leaf_bytes(kind, body.encode(), signature))}", f"index {leaf}"]
+    lines += [_root(reader, *siblings) for siblings in proof_ranges(leaf, size)]
     return _PROOF_HEADER + "\n".join(lines).encode() + b"\n\n" + note.encode()
 
 
@@ -54,8 +54,13 @@ def _consistency(reader: Reader, old: int, size: int, note: str) -> bytes:
     if not 0 <= old <= size:
         raise _refused("--since", f"the checkpoint is over {size} leaves")
     ranges = consistency_ranges(old, size) if 0 < old < size else []
-    lines = [f"old {old}", *(_base64(reader.root(start, end)) for start, end in ranges)]
+    lines = [f"old {old}", *(_root(reader, *leaves) for leaves in ranges)]
     return "\n".join(lines).encode() + b"\n\n" + note.encode()
+
+
+def _root(reader: Reader, start: int, end: int) -> str:
+    """The root over a half-open range of leaves."""
+    return _base64(root_of(reader.leaf_hashes(start, end)))
 
 
 def _base64(data: bytes) -> str:
