@@ -1,6 +1,7 @@
 # One command each; every one sets up what it needs first and is quick when there is nothing to do.
 #   make setup   install what is missing          make demo   the first process, end to end
-#   make test    every check                      make bench  figures, as ratios (ARGS="mailbox", "launch", "calls" or "state")
+#   make test    every check                      make bench  figures, as ratios (ARGS="mailbox", "launch", "calls",
+#                                                            "state", "verify" or "recovery")
 #   make kit     dist/report.zip: the report project with its clients packed beside it
 .PHONY: setup demo test bench kit
 

@@ -53,6 +53,8 @@ class Process(Mounted):
     elsewhere = {  # noqa: RUF012
         "verify-call": ("verify.cli", "process_verify_call"),
         **{name: ("chio.cli_keeping", name) for name in ("key", "delete", "backup", "restore", "accept")},
+        "evidence": ("chio.cli_evidence", "evidence"),
+        "export-log": ("chio.cli_evidence", "export_log"),
     }
 
 
@@ -405,4 +407,18 @@ def export(state: Path, out: Path, key_file: Path | None) -> int:
                 fix="name a new file in a directory that exists",
             ) from error
     show({"schema": "chio.receipt.export.v1", "receipts": count, "file": str(out)})
+    return 0
+
+
+@main.command("schema")
+@click.argument("name", required=False)
+@errors
+def schema_command(name: str | None) -> int:
+    """The JSON Schema of one document; without a NAME, which there are.
+
+    Example: chio schema chio.receipt.v1
+    """
+    from chio.schemas import names, published
+
+    show({"schemas": names()} if name is None else published(name))
     return 0

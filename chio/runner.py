@@ -25,7 +25,7 @@ from chio import schema
 from chio.errors import HostFault, StateError
 from chio.host import Host
 from chio.plans import ExportTarget, PlanReader, Prepared, reserved_match
-from chio.records import launch_record
+from chio.records import UNCONFINED, launch_record, named_profile
 from chio.servers import NAME_PREFIX, ToolServers, prepare
 from chio.signals import stop_signals
 from chio.sockets import SocketDirectory
@@ -333,22 +333,22 @@ class Runner:
         assert attempt is not None
         attempt.pid_namespace = pid_namespace(event.pid)
         prepared = work.prepared
+        named, texts = named_profile(prepared.profile) if prepared.confined else (UNCONFINED, [])
         record = launch_record(event, prepared.confined) | {
             "process_id": work.name,
             "attempt": attempt.number,
             "asked": {
                 "command": prepared.worker.command,
                 "cwd": prepared.worker.cwd,
-                "profile": prepared.profile.name if prepared.confined else "none",
-                "profile_sha256": prepared.profile.digest if prepared.confined else None,
+                **named,
                 "timeout_seconds": prepared.worker.timeout_seconds,
                 "limits": prepared.worker.limits,
                 "without": list(self._without),
             },
         }
-        attempt.launch_id = self._kernel.call("launched", process=work.name, number=attempt.number, record=record)[
-            "launch_id"
-        ]
+        attempt.launch_id = self._kernel.call(
+            "launched", process=work.name, number=attempt.number, record=record, texts=texts
+        )["launch_id"]
         if not event.satisfied or self._stopping:
             return
         self._kernel.call(

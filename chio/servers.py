@@ -18,7 +18,7 @@ from typing import Any
 from chio import schema
 from chio.errors import InputError, StateError
 from chio.host import KernelProcess
-from chio.records import launch_record
+from chio.records import launch_record, named_profile
 from confine import (
     ConfineError,
     Event,
@@ -231,16 +231,14 @@ class ToolServers:
     def _observed(self, name: str, event: Observed) -> None:
         """Its exec stop: the launch record is committed, the pipes handed over, then it runs."""
         running, entry = self._running[name], self._prepared[name]
+        named, texts = named_profile(entry.profile)
         record = launch_record(event, True) | {
             "process_id": None,
             "server": name,
-            "asked": {
-                "command": entry.server.command,
-                "profile": entry.profile.name,
-                "profile_sha256": entry.profile.digest,
-            },
+            "asked": {"command": entry.server.command, **named, "without": list(entry.without)},
         }
-        running.number = self._kernel.call("server_started", running.ours, server=name, record=record)["number"]
+        started = self._kernel.call("server_started", running.ours, server=name, record=record, texts=texts)
+        running.number = started["number"]
         self._close_ours(running)
         self._launcher.resume(NAME_PREFIX + name)
 

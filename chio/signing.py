@@ -15,6 +15,8 @@ from typing import Literal
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from chio import cbor
+
 RecordType = Literal["receipt", "launch", "exit", "bootstrap", "capability", "observation", "epoch"]
 
 _DOMAINS: dict[str, bytes] = {
@@ -42,6 +44,12 @@ class SigningKey:
         """(signature, id), both hex, for the canonical `body` of a record."""
         message = _DOMAINS[record] + body
         return self._sign(message).hex(), hashlib.sha256(message).hexdigest()
+
+    def sign_cose(self, purpose: bytes, payload: bytes) -> bytes:
+        """A COSE_Sign1 (RFC 9052, section 4) around `payload`, tagged; `purpose` is its external_aad, the domain."""
+        protected = b"\xa1\x01\x27"  # {1: -8}: the algorithm is EdDSA
+        signature = self._sign(cbor.encode(["Signature1", protected, purpose, payload]))
+        return b"\xd2" + cbor.encode([protected, {}, payload, signature])
 
     def sign_note(self, name: str, text: bytes) -> bytes:
         """A C2SP signed note: `text` (ends in a newline), a blank line, one signature line under `name`."""

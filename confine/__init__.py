@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from confine.limits import check_limits
     from confine.plan import for_attempt, plan_mounts, plan_unconfined, resolve_executable
     from confine.profile import Profile, load_profile
+    from confine.seccomp import list_text
     from confine.spec import (
         CAPTURE_BYTES,
         LAYERS,
@@ -52,6 +53,7 @@ _MODULES = {
     "limits": ("check_limits",),
     "plan": ("for_attempt", "plan_mounts", "plan_unconfined", "resolve_executable"),
     "profile": ("Profile", "load_profile"),
+    "seccomp": ("list_text",),
     "spec": (
         *("CAPTURE_BYTES", "LAYERS", "SOCKET_PATH", "Bind", "Event", "Exited", "Field", "LaunchFailed", "LaunchSpec"),
         *("Limits", "MountPlan", "Observed", "Usage"),
@@ -97,6 +99,7 @@ __all__ = [
     "discard_staged",
     "for_attempt",
     "launch_spec",
+    "list_text",
     "load_profile",
     "plan_mounts",
     "plan_unconfined",

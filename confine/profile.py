@@ -5,6 +5,7 @@ section by section. Unknown and duplicate keys are refused, so that a misspelt l
 """
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -43,6 +44,7 @@ class Profile:
     seccomp names a list (confine.seccomp); network is one of none and loopback, landlock and cgroup
     are each one of required and best-effort.
     A document that says nothing of them gets the worker profile's, never none.
+    `resolved()` is what holds after all that, as one text that can be read without YAML.
     """
 
     name: str
@@ -58,6 +60,26 @@ class Profile:
     seccomp: str
     landlock: str
     cgroup: str
+
+    def resolved(self, list_sha256: str) -> str:
+        """`chio.resolved-profile.v1`, canonical JSON: the names are ASCII, and the numbers are whole (RFC 8785).
+
+        `list_sha256` is the digest of the text of the list that `seccomp` names (confine.seccomp.list_text).
+        """
+        document = {
+            "schema": "chio.resolved-profile.v1",
+            "name": self.name,
+            "profile_sha256": self.digest,
+            "hostname": self.hostname,
+            "environment": dict(self.environment),
+            "tmpfs": {name: getattr(self, name) for name in _TMPFS},
+            "limits": {name: getattr(self.limits, name) for name in Limits.__slots__},
+            "network": self.network,
+            "seccomp": {"list": self.seccomp, "text_sha256": list_sha256},
+            "landlock": self.landlock,
+            "cgroup": self.cgroup,
+        }
+        return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def load_profile(name_or_path: str, folder: Path = FOLDER) -> Profile:

@@ -82,6 +82,18 @@ def load_filter(name: str, folder: Path = LISTS) -> Filter:
     return _compiled(name, str(path), tuple(read_list(path)))
 
 
+def list_text(name: str, folder: Path = LISTS) -> str:
+    """The text of the list `name`; with an include, then a newline, `--- include NAME`, a newline, and that text."""
+    path = folder / f"{name}.list"
+    parts = [_text_of(path)]
+    parts += [
+        f"\n--- include {words[1]}\n{_text_of(path.with_name(f'{words[1]}.list'))}"
+        for _, words in _lines(path)
+        if words[0] == "include"
+    ]
+    return "".join(parts)
+
+
 def read_list(path: Path) -> list[Rule]:
     """Every rule of a list and of those it includes, in order. ProfileError with the file and the line."""
     rules: list[Rule] = []
@@ -105,6 +117,11 @@ def read_list(path: Path) -> list[Rule]:
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    lines = ((number, line.partition("#")[0].split()) for number, line in enumerate(_text_of(path).splitlines(), 1))
+    return [(number, words) for number, words in lines if words]
+
+
+def _text_of(path: Path) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MAX_BYTES + 1)
@@ -113,8 +130,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
         raise ProfileError(f"no seccomp list can be read: {error}", path=str(path), fix=fix) from None
     if len(text) > _MAX_BYTES:
         raise ProfileError(f"a seccomp list over {_MAX_BYTES} characters", path=str(path), fix="shorten it")
-    lines = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
-    return [(number, words) for number, words in lines if words]
+    return text
 
 
 def _wrong(path: Path, line: int, what: str) -> ProfileError:

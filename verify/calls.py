@@ -30,11 +30,12 @@ from verify.custody import (
     require_retained,
 )
 from verify.keys import PublicKey, read_small
+from verify.leaves import BOOTSTRAP
 from verify.log import Checkpoint, receipt_leaf, verify_checkpoint
 from verify.receipts import CALL
 from verify.requests import Context, Request
 from verify.responses import judge
-from verify.verdict import Findings, VerifyError
+from verify.verdict import Unchecked, Verdict, VerifyError
 
 SCHEMA = "chio.process.call-verification.v1"
 ARTIFACT_SCHEMA = "chio.process.call-observation.v2"
@@ -65,39 +66,6 @@ _OBSERVATION = shape.record(
         "checkpoint": shape.text,
     }
 )
-_BOOTSTRAP = shape.record(
-    {
-        "schema": shape.one_of("chio.bootstrap.v1"),
-        "runtime_id": shape.runtime_id,
-        "created_ms": shape.at_least(0),
-        "time_ms": shape.at_least(0),
-        "kernel_key": shape.digest,
-        "log_key": shape.digest,
-        "authority_key": shape.digest,
-        "log_origin": shape.text,
-        "config_digest": shape.digest,
-        "policy_digest": shape.digest,
-        "storage": shape.record(
-            {
-                "filesystem": shape.text,
-                "journal_mode": shape.one_of("wal"),
-                "synchronous": shape.one_of("full"),
-                "volatile": shape.boolean,
-            }
-        ),
-        "processes": shape.array(
-            shape.record(
-                {
-                    "process_id": shape.process_id,
-                    "parent_id": shape.nullable(shape.process_id),
-                    "capability_id": shape.digest,
-                    "ceiling": shape.at_least(1),
-                }
-            )
-        ),
-        "servers": shape.array(shape.object_of_anything),  # what the tool servers are is no question of one call
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +94,7 @@ class Observation:
         _OBSERVATION(body, "body")
         shape.signature(members["signature"].value, "signature")
         inner = canonical.split(body["bootstrap_json"].encode(), ("body", "signature"))
-        _BOOTSTRAP(inner["body"].value, "bootstrap_json.body")
+        BOOTSTRAP(inner["body"].value, "bootstrap_json.body")
         shape.signature(inner["signature"].value, "bootstrap_json.signature")
         return cls(
             body,
@@ -148,13 +116,12 @@ class CallVerdict:
     """What holds of one artifact."""
 
     observation: Observation
-    findings: Findings = field(default_factory=Findings)
-    incomplete: list[str] = field(default_factory=list)  # checks that should have been made and could not
+    findings: Verdict = field(default_factory=lambda: Verdict("call"))
 
     def document(self) -> dict[str, Any]:
         """`chio.process.call-verification.v1`; `failed` is there only when something did."""
         body = self.observation.body
-        checks = self.findings.document()
+        checks = self.findings.named()
         return {
             "schema": SCHEMA,
             "runtime_id": body["runtime_id"],
@@ -164,7 +131,7 @@ class CallVerdict:
             "custody_binding": body["custody_binding"],
             "artifact_schema": ARTIFACT_SCHEMA,
             **checks,
-            "unchecked": [*self.incomplete, *checks["unchecked"], *_UNCHECKED],
+            "unchecked": [*checks["unchecked"], *_UNCHECKED],
         }
 
 
@@ -173,24 +140,14 @@ def check_call(
 ) -> CallVerdict:
     """Judges one observation. A failed check is a finding, never an exception."""
     verdict = CallVerdict(observation)
-    findings, body = verdict.findings, observation.body
+    findings = verdict.findings
     findings.run("signer_pin", partial(_signer_pin, observation, kernel_key))
     findings.run("runtime_pin", partial(_runtime_pin, observation, context, runtime_id))
     findings.run("original_request", partial(_original_request, observation, request, context))
     findings.run("issued_capability", partial(_issued_capability, observation, request, context))
-    if body["response_json"] is None:
-        findings.unchecked.append("worker_response")
-    else:
-        findings.run("worker_response", partial(_worker_response, verdict, request, context))
-        if "worker_response" in verdict.incomplete:
-            findings.passed.remove("worker_response")
+    findings.run("worker_response", partial(_worker_response, observation, request, context))
     findings.run("retained_operation", partial(_retained_operation, observation))
-    custody = partial(_continuation_custody, observation, request, context)
-    findings.run("continuation_custody", custody)
-    if body["custody_binding"] == NO_CLAIM and "continuation_custody" in findings.passed:
-        # A refusal claims no custody: that nothing is claimed was seen, and there was nothing to check.
-        findings.passed.remove("continuation_custody")
-        findings.unchecked.append("continuation_custody")
+    findings.run("continuation_custody", partial(_continuation_custody, observation, request, context))
     return verdict
 
 
@@ -251,12 +208,13 @@ def _issued_capability(observation: Observation, request: Request, context: Cont
         _refuse("no grant of the caller covered this call when it was admitted", "issued_capability")
 
 
-def _worker_response(verdict: CallVerdict, request: Request, context: Context) -> None:
-    observation = verdict.observation
+def _worker_response(observation: Observation, request: Request, context: Context) -> None:
+    if observation.body["response_json"] is None:
+        raise Unchecked("no response was attested")
     kernel_key = PublicKey.from_hex(observation.body["kernel_key"])
     response = judge(observation.body["response_json"].encode(), request, context, kernel_key)
-    for name, error in response.findings.failed:
-        _refuse(f"{name}: {error.what}", "worker_response")
+    for check in response.findings.failed:
+        _refuse(f"{check.name}: {check.reason}", "worker_response")
     if response.receipt is None or receipt_leaf(response.receipt) != observation.custody.receipt.text:
         _refuse("its receipt is not the one in the log", "worker_response")
     told = response.response.get("reconciliation")
@@ -265,8 +223,8 @@ def _worker_response(verdict: CallVerdict, request: Request, context: Context) -
         record is None or told != {"outcome": record.body["outcome"], "by": record.body["by"], "record": record.index}
     ):
         _refuse("its reconciliation is not the one in the log", "worker_response")
-    if response.withheld:
-        verdict.incomplete.append("worker_response")
+    if response.findings.missing:
+        raise Unchecked("what it takes to check it is withheld", required=True)
 
 
 def _retained_operation(observation: Observation) -> None:
@@ -279,6 +237,8 @@ def _continuation_custody(observation: Observation, request: Request, context: C
     require_custody(
         observation.custody, observation.checkpoint(), observation.body["custody_binding"], request, context
     )
+    if observation.body["custody_binding"] == NO_CLAIM:
+        raise Unchecked("a refusal claims no custody")  # that nothing is claimed was seen
 
 
 def _refuse(why: str, check: str) -> NoReturn:

@@ -65,21 +65,28 @@ def verify_chain(texts: Sequence[str], bootstrap: dict[str, Any]) -> list[Capabi
     chain = [verify_capability(text.encode(), authority) for text in texts]
     certified = {entry["process_id"]: entry for entry in bootstrap["processes"]}
     for position, capability in enumerate(chain):
-        body = capability.body
         above = chain[position + 1] if position + 1 < len(chain) else None
-        if body["runtime_id"] != bootstrap["runtime_id"]:
-            _refuse("a token of another run")
-        entry = certified.get(body["process_id"])
-        if entry is None or entry["capability_id"] != capability.id:
-            _refuse(f"the bootstrap does not certify the token of `{body['process_id']}`")
-        if entry["parent_id"] != (above.body["process_id"] if above else None):
-            _refuse(f"the token above that of `{body['process_id']}` is not its parent's")
-        if body["parent_capability_id"] != (above.id if above else None):
-            _refuse(f"the token of `{body['process_id']}` does not name the one above it")
-        if body["depth"] != len(chain) - 1 - position:
-            _refuse(f"the token of `{body['process_id']}` is of another depth")
-        _require_narrower(body, above.body if above else None)
+        entry = certified.get(capability.body["process_id"])
+        if entry is None:
+            _refuse(f"the bootstrap does not certify the token of `{capability.body['process_id']}`")
+        verify_link(capability, above, entry, bootstrap["runtime_id"])
     return chain
+
+
+def verify_link(capability: Capability, above: Capability | None, entry: dict[str, Any], runtime_id: str) -> None:
+    """One token against its parent's (None for root's) and the bootstrap's `entry` of its process."""
+    body = capability.body
+    if body["runtime_id"] != runtime_id:
+        _refuse("a token of another run")
+    if (entry["process_id"], entry["capability_id"]) != (body["process_id"], capability.id):
+        _refuse(f"the bootstrap does not certify the token of `{body['process_id']}`")
+    if entry["parent_id"] != (above.body["process_id"] if above else None):
+        _refuse(f"the token above that of `{body['process_id']}` is not its parent's")
+    if body["parent_capability_id"] != (above.id if above else None):
+        _refuse(f"the token of `{body['process_id']}` does not name the one above it")
+    if body["depth"] != (above.body["depth"] + 1 if above else 0):
+        _refuse(f"the token of `{body['process_id']}` is of another depth")
+    _require_narrower(body, above.body if above else None)
 
 
 def _require_narrower(child: dict[str, Any], parent: dict[str, Any] | None) -> None:

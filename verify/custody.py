@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from verify import canonical, shape
 from verify.keys import PublicKey
+from verify.leaves import INTENT, RECONCILIATION
 from verify.log import Checkpoint, leaf_hash, verify_inclusion
-from verify.receipts import ATTEMPT, CALL
 from verify.receipts import BODY as RECEIPT
 from verify.requests import Context, Request
 from verify.responses import NOT_DISPATCHED, OUTCOME_UNKNOWN, require_state
@@ -26,28 +26,7 @@ NO_CLAIM = "no_custody_claim"
 _BUILT_IN_SERVERS = ("chio-ipc", "chio-process")
 MAX_DISPATCHES = 3
 
-_INTENT = shape.record(  # it has no run and no time of its own: the binding holds the run, its index the order
-    {
-        "call": CALL,
-        "attempt": ATTEMPT,
-        "capability_id": shape.digest,
-        "server": shape.name,
-        "tool": shape.name,
-        "parameter_hash": shape.digest,
-    }
-)
-_RECONCILIATION = shape.record(
-    {
-        "schema": shape.one_of("chio.reconciliation.v1"),
-        "runtime_id": shape.runtime_id,
-        "time_ms": shape.at_least(0),
-        "call": CALL,
-        "outcome": shape.one_of("applied", "not_applied"),
-        "by": shape.text,
-        "evidence_sha256": shape.digest,
-    }
-)
-_BODIES = {"intent": _INTENT, "receipt": RECEIPT, "reconciliation": _RECONCILIATION}
+_BODIES = {"intent": INTENT, "receipt": RECEIPT, "reconciliation": RECONCILIATION}
 LEAF = shape.record({"index": shape.at_least(0), "leaf_json": shape.text, "proof": shape.array(shape.digest)})
 
 

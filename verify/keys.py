@@ -16,7 +16,7 @@ import nacl.exceptions
 from verify import canonical, shape
 from verify.verdict import VerifyError, unreadable
 
-RecordType = Literal["receipt", "launch", "exit", "bootstrap", "capability", "observation"]
+RecordType = Literal["receipt", "launch", "exit", "bootstrap", "capability", "observation", "epoch"]
 
 _MAX_FILE_BYTES = 64 * 1024
 _HEX_KEY = re.compile("[0-9a-fA-F]{64}")

@@ -5,8 +5,6 @@ A checkpoint is a C2SP tlog-checkpoint in a C2SP signed-note. A proof shows that
 against a checkpoint that somebody else kept; alone it shows only that the log agrees with itself.
 """
 
-import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
@@ -14,15 +12,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from verify.keys import PublicKey
+from verify.notes import ED25519, Note, VerifierKey, note_base64, read_note, refuse_note
 from verify.receipts import Receipt
 from verify.verdict import VerifyError
 
 HASH_BYTES = 32
 EMPTY_ROOT = hashlib.sha256(b"").digest()
-MAX_NOTE_BYTES = 1024 * 1024
 MAX_TREE_SIZE = 2**63 - 1
-_ED25519_NOTE_TYPE = b"\x01"  # C2SP signed-note, "Signature types"
-_SIGNATURE_LINE = re.compile(r"— (?P<name>[^\s+]+) (?P<signature>[A-Za-z0-9+/]+={0,2})")
 _SIZE = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -48,74 +44,69 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
-def root_of(leaf_hashes: Iterable[bytes]) -> tuple[int, bytes]:
-    """(size, root) of a tree, in memory that grows with its height alone."""
-    subtrees: list[bytes] = []  # roots of the perfect subtrees so far, the largest first
-    size = 0
-    for current in leaf_hashes:
-        size += 1
+class Tree:
+    """A tree that leaves are added to, in memory that grows with its height alone."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._subtrees: list[bytes] = []  # roots of the perfect subtrees so far, the largest first
+
+    def add(self, leaf: bytes) -> None:
+        """One more leaf, by its hash."""
+        self.size += 1
+        current = leaf
         # As many merges as the new size has trailing zero bits: each completes a perfect subtree.
-        for _ in range((size & -size).bit_length() - 1):
-            current = node_hash(subtrees.pop(), current)
-        subtrees.append(current)
-    if not subtrees:
-        return 0, EMPTY_ROOT
-    root = subtrees.pop()
-    while subtrees:
-        root = node_hash(subtrees.pop(), root)
-    return size, root
+        for _ in range((self.size & -self.size).bit_length() - 1):
+            current = node_hash(self._subtrees.pop(), current)
+        self._subtrees.append(current)
+
+    def root(self) -> bytes:
+        """The root over all leaves so far (RFC 9162, section 2.1.1)."""
+        if not self._subtrees:
+            return EMPTY_ROOT
+        *rest, root = self._subtrees
+        for left in reversed(rest):
+            root = node_hash(left, root)
+        return root
+
+
+def root_of(leaf_hashes: Iterable[bytes]) -> tuple[int, bytes]:
+    """(size, root) of a tree."""
+    tree = Tree()
+    for leaf in leaf_hashes:
+        tree.add(leaf)
+    return tree.size, tree.root()
 
 
 def verify_checkpoint(note: bytes, log_key: PublicKey, origin: str) -> Checkpoint:
     """Reads a checkpoint and checks the log's own signature on it. Lines of other signers are left alone."""
-    text = verify_note(note, log_key, origin)
-    lines = text.decode("utf-8").split("\n")
+    read = read_note(note)
+    VerifierKey(origin, ED25519, log_key).verify(read)
+    return read_checkpoint(read, origin)
+
+
+def read_checkpoint(note: Note, origin: str) -> Checkpoint:
+    """What a note says of the log of this origin. Whose note it is has been checked."""
+    lines = note.text.decode("utf-8").split("\n")
     # Extension lines are allowed by C2SP and never written by this log: what is not known is refused.
     if len(lines) != 4:
-        _refuse_checkpoint("a checkpoint is three lines: origin, size, root")
+        refuse_note("a checkpoint is three lines: origin, size, root")
     if lines[0] != origin:
-        _refuse_checkpoint(f"the origin is not {origin}")
+        refuse_note(f"the origin is not {origin}")
     if _SIZE.fullmatch(lines[1]) is None or int(lines[1]) > MAX_TREE_SIZE:
-        _refuse_checkpoint("the tree size is not a decimal number")
-    root = _base64(lines[2])
+        refuse_note("the tree size is not a decimal number")
+    root = note_base64(lines[2])
     if len(root) != HASH_BYTES:
-        _refuse_checkpoint(f"the root is not {HASH_BYTES} bytes")
+        refuse_note(f"the root is not {HASH_BYTES} bytes")
     return Checkpoint(origin, int(lines[1]), root)
-
-
-def verify_note(note: bytes, key: PublicKey, name: str) -> bytes:
-    """The text of a signed note, ending in a newline, if `key` signed it under `name`."""
-    if len(note) > MAX_NOTE_BYTES:
-        _refuse_checkpoint(f"over {MAX_NOTE_BYTES} bytes")
-    try:
-        decoded = note.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise VerifyError("not UTF-8", check="checkpoint") from error
-    if any(character < " " and character != "\n" for character in decoded):
-        _refuse_checkpoint("a control character")
-    text, blank, signatures = decoded.rpartition("\n\n")
-    if not blank or not signatures.endswith("\n"):
-        _refuse_checkpoint("not a signed note: text, a blank line, signature lines")
-    text += "\n"
-    key_id = hashlib.sha256(name.encode() + b"\n" + _ED25519_NOTE_TYPE + bytes.fromhex(key.hex)).digest()[:4]
-    signed = False
-    for line in signatures.removesuffix("\n").split("\n"):
-        found = _SIGNATURE_LINE.fullmatch(line)
-        if found is None:
-            _refuse_checkpoint("a signature line is malformed")
-        signature = _base64(found["signature"])
-        if found["name"] == name and signature[:4] == key_id:
-            _verify_note_signature(text.encode(), signature[4:], key)
-            signed = True
-    if not signed:
-        _refuse_checkpoint(f"no signature of the pinned log key under the name {name}")
-    return text.encode()
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
     """Checks that the leaf with this hash is number `index` (from 0) of the tree (RFC 9162, section 2.1.3.2)."""
     if not 0 <= index < size:
         raise VerifyError(f"leaf {index} is not in a tree of {size}", check="inclusion")
+    if len(leaf) != HASH_BYTES:
+        raise VerifyError(f"the leaf's hash is not {HASH_BYTES} bytes", check="inclusion")
     node, last = index, size - 1
     current = leaf
     for sibling in proof:
@@ -140,11 +131,13 @@ def verify_consistency(old: Checkpoint, new: Checkpoint, proof: Sequence[bytes])
         _refuse_consistency("the checkpoints are of different logs")
     if old.size > new.size:
         _refuse_consistency(f"the log shrank from {old.size} to {new.size}")
-    if old.size in (0, new.size):
-        # Every tree appends to the empty one, and a tree to itself: there is nothing that a proof could show.
+    if old.size == 0:
+        # Every tree appends to the empty one; this log has its first leaf before its first checkpoint.
+        _refuse_consistency("a checkpoint of no leaves, which shows nothing")
+    if old.size == new.size:
         if proof:
             _refuse_consistency("a proof where none is needed")
-        if old.root != (EMPTY_ROOT if old.size == 0 else new.root):
+        if old.root != new.root:
             _refuse_consistency(f"two roots for {old.size} leaves")
         return
     path = list(proof)
@@ -171,28 +164,6 @@ def verify_consistency(old: Checkpoint, new: Checkpoint, proof: Sequence[bytes])
         _refuse_consistency("the proof is too short")
     if old_root != old.root or new_root != new.root:
         _refuse_consistency("the proof does not lead to both roots")
-
-
-def _verify_note_signature(text: bytes, signature: bytes, key: PublicKey) -> None:
-    try:
-        key.verify(text, signature)
-    except VerifyError as error:
-        raise VerifyError("the log key's signature does not hold", check="checkpoint") from error
-
-
-def _base64(text: str) -> bytes:
-    """Standard base64 with padding, in its only canonical spelling (RFC 4648, section 3.5)."""
-    try:
-        decoded = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise VerifyError("not base64", check="checkpoint") from error
-    if base64.b64encode(decoded).decode() != text:
-        _refuse_checkpoint("not canonical base64")
-    return decoded
-
-
-def _refuse_checkpoint(why: str) -> NoReturn:
-    raise VerifyError(why, check="checkpoint")
 
 
 def _refuse_consistency(why: str) -> NoReturn:

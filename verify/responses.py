@@ -26,7 +26,7 @@ from verify import canonical, shape
 from verify.keys import PublicKey, read_small
 from verify.receipts import Receipt, verify_receipt
 from verify.requests import Context, Request
-from verify.verdict import Findings, VerifyError
+from verify.verdict import Unchecked, Verdict, VerifyError
 
 SCHEMA = "chio.process.response-verification.v1"
 MAX_RESPONSE_BYTES = 8 * 1024 * 1024
@@ -50,9 +50,11 @@ _OUTPUTS = {
 }
 
 
-def _output(value: Any, path: str) -> None:
+def output(value: Any, path: str) -> None:
+    """The shape of a whole output object, whatever its kind."""
     shape.object_of_anything(value, path)
-    _OUTPUTS.get(value.get("kind"), _OUTPUTS["value"])(value, path)
+    kind = value.get("kind")
+    _OUTPUTS[kind if kind in ("text", "withheld") else "value"](value, path)
 
 
 RECONCILIATION = shape.record(
@@ -62,7 +64,7 @@ _RESPONSE = shape.record(
     {
         "request_id": shape.request_id,
         "verdict": shape.one_of("allow", "deny"),
-        "output": shape.nullable(_output),
+        "output": shape.nullable(output),
         "reason": shape.nullable(shape.text),
         "terminal_state": shape.record({"state": shape.one_of("completed", "incomplete")}, {"reason": shape.text}),
         "receipt_json": shape.text,
@@ -79,20 +81,21 @@ _VERDICTS = {"allow": "allow", "deny": "deny", "incomplete": "deny"}
 class ResponseVerdict:
     """What holds of one response. `receipt` is null when even its signature does not hold."""
 
-    context: Context
     response: dict[str, Any]
+    context: Context | None = None
+    file: str = ""
     receipt: Receipt | None = None
-    findings: Findings = field(default_factory=Findings)
-    withheld: list[str] = field(default_factory=list)  # required checks that withheld salts prevent
+    findings: Verdict = field(default_factory=lambda: Verdict("response"))
 
     @property
     def bound(self) -> bool:
-        return not self.findings.failed and not self.withheld
+        return not self.findings.failed and not self.findings.missing
 
     def document(self) -> dict[str, Any]:
         """`chio.process.response-verification.v1`."""
         reconciliation = ["reconciliation"] if "reconciliation" in self.response else []
-        checks = self.findings.document()
+        checks = self.findings.named()
+        assert self.context is not None
         return {
             "schema": SCHEMA,
             "response_bound": self.bound,
@@ -101,7 +104,7 @@ class ResponseVerdict:
             "request_id": self.response["request_id"],
             "receipt_id": self.receipt.id if self.receipt else None,
             **checks,
-            "unchecked": [*self.withheld, *reconciliation, *_UNCHECKED],
+            "unchecked": [*checks["unchecked"], *reconciliation, *_UNCHECKED],
         }
 
 
@@ -115,24 +118,43 @@ def check_response(path: str, request: Request, context: Context, kernel_key: Pu
 
 def judge(text: bytes, request: Request, context: Context, kernel_key: PublicKey) -> ResponseVerdict:
     """`check_response` for the response's JSON text, which any client may have written anew around `receipt_json`."""
-    response = canonical.parse(text, canonical=False)
-    _RESPONSE(response, "")
-    verdict = ResponseVerdict(context, response)
-    findings = verdict.findings
-    try:
-        receipt = verify_receipt(response["receipt_json"].encode(), kernel_key)
-    except VerifyError as error:
-        findings.failed.append((error.check, error.located("", "receipt_json")))
-        return verdict
-    verdict.receipt = receipt
-    findings.passed += ["signature", "signer_pin"]
-    _bind_caller(findings, receipt, request, context)
-    _bind_call(verdict, receipt, request, context)
-    _bind_outcome(verdict, receipt)
+    verdict = _read(text, kernel_key)
+    verdict.context = context
+    if verdict.receipt is not None:
+        _bind_caller(verdict.findings, verdict.receipt, request, context)
+        _bind_call(verdict, verdict.receipt, request, context)
+        _bind_outcome(verdict, verdict.receipt)
     return verdict
 
 
-def _bind_caller(findings: Findings, receipt: Receipt, request: Request, context: Context) -> None:
+def judge_outcome(path: str, kernel_key: PublicKey) -> ResponseVerdict:
+    """What a response in a file released, against its own receipt. Whose call it was is not asked."""
+    try:
+        verdict = _read(read_small(path, MAX_RESPONSE_BYTES), kernel_key)
+    except VerifyError as error:
+        raise error.located(path) from error
+    verdict.file = path
+    if verdict.receipt is not None:
+        _bind_outcome(verdict, verdict.receipt)
+    return verdict
+
+
+def _read(text: bytes, kernel_key: PublicKey) -> ResponseVerdict:
+    """The response and its receipt; `signature` and `signer_pin` are judged."""
+    response = canonical.parse(text, canonical=False)
+    _RESPONSE(response, "")
+    verdict = ResponseVerdict(response)
+    try:
+        verdict.receipt = verify_receipt(response["receipt_json"].encode(), kernel_key)
+    except VerifyError as error:
+        verdict.findings.fail(error.check, error.located("", "receipt_json"))
+    else:
+        verdict.findings.passes("signature")
+        verdict.findings.passes("signer_pin")
+    return verdict
+
+
+def _bind_caller(findings: Verdict, receipt: Receipt, request: Request, context: Context) -> None:
     body, call = receipt.body, receipt.body["call"]
     for name, signed, kept in (
         ("runtime_pin", body["runtime_id"], context.runtime_id),
@@ -146,11 +168,12 @@ def _bind_caller(findings: Findings, receipt: Receipt, request: Request, context
 
 def _bind_call(verdict: ResponseVerdict, receipt: Receipt, request: Request, context: Context) -> None:
     findings, body, call = verdict.findings, receipt.body, receipt.body["call"]
-    salt = receipt.disclosed.get("parameter_salt")
-    if salt is None:
-        verdict.withheld.append("arguments")
-    else:
-        findings.run("arguments", lambda: _same(body["action"]["parameter_hash"], request.parameter_hash(salt)))
+
+    def arguments() -> None:
+        salt = _salt(receipt, "parameter_salt")
+        _same(body["action"]["parameter_hash"], request.parameter_hash(salt))
+
+    findings.run("arguments", arguments)
 
     def request_id() -> None:
         expected = context.request_id(request, call["dispatch"])
@@ -178,15 +201,12 @@ def _bind_outcome(verdict: ResponseVerdict, receipt: Receipt) -> None:
     findings.run("verdict", decided)
     findings.run("terminal_state", state)
     output, committed = response["output"], body["output"]
-    if output is None or committed is None:
-        findings.run("output", lambda: _same(output, committed))
-        return
-    salt = receipt.disclosed.get("output_salt")
-    if salt is None:
-        verdict.withheld.append("output")
-        return
 
     def released() -> None:
+        if output is None or committed is None:
+            _same(output, committed)
+            return
+        salt = _salt(receipt, "output_salt")
         _same(output["kind"], committed["kind"])
         _same(hashlib.sha256(bytes.fromhex(salt) + canonical.encode(output)).hexdigest(), committed["hash"])
 
@@ -208,6 +228,13 @@ def require_state(body: dict[str, Any]) -> None:
         raise VerifyError("the terminal state is not one of this decision", check="response_binding")
     if (body["output"] is not None) != (decided == "allow"):
         raise VerifyError("an output where none can be, or none where one must be", check="response_binding")
+
+
+def _salt(receipt: Receipt, name: str) -> str:
+    salt: str | None = receipt.disclosed.get(name)
+    if salt is None:
+        raise Unchecked("its salt is withheld", required=True)
+    return salt
 
 
 def _same(found: Any, expected: Any) -> None:

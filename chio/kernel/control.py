@@ -19,7 +19,7 @@ from typing import Any
 
 from chio import canonical
 from chio.errors import ChioError, HostFault, InputError, StateError
-from chio.kernel import attest, epoch, plans, recovery
+from chio.kernel import attest, epoch, evidence, plans, recovery
 from chio.kernel.connections import MAX_CONNECTIONS, Listener
 from chio.kernel.database import unreadable
 from chio.kernel.invocations import Caller
@@ -116,6 +116,7 @@ class Control:
             "server_ended": self._server_ended,
             "reconcile": self._reconcile,
             "attest": self._attest,
+            "evidence": lambda message: self._evidence(message, fds[0]),
             "credential": self._credential,
             "revoke": self._revoke,
             "revoke_capability": self._revoke_capability,
@@ -228,6 +229,7 @@ class Control:
         """The launch record, committed before the worker's first instruction."""
         kernel = self._kernel
         kernel.writer.open_commit()
+        self._keep(message["texts"])
         launch_id, _ = kernel.ledger.signed_record("launch", message["record"])
         kernel.store.launch_attempt(message["process"], message["number"], launch_id)
         return {"launch_id": launch_id}
@@ -260,8 +262,14 @@ class Control:
         kernel.writer.open_commit()
         number = kernel.store.next_server_start(server)
         kernel.store.put_server_start(server, number)
+        self._keep(message["texts"])
         launch_id, _ = kernel.ledger.signed_record("launch", {**message["record"], "attempt": number})
         return {"number": number, "launch_id": launch_id}
+
+    def _keep(self, texts: list[list[str]]) -> None:
+        """The texts that a launch record names by digest, in its commit; each is kept once."""
+        for kind, text in texts:
+            self._kernel.store.put_text(sha256(text.encode()).hexdigest(), kind, text)
 
     async def _attach(self, server: str, stdin: int, stdout: int) -> None:
         """The handshake over a server's pipes, its tools held against the pinned ones; then the host is told."""
@@ -345,6 +353,17 @@ class Control:
     def _attest(self, message: dict[str, Any]) -> dict[str, Any]:
         """One signed observation of a call; the checkpoint that it stands on is committed with it."""
         return attest.attest(self._kernel, message).as_reply()
+
+    def _evidence(self, message: dict[str, Any], fd: int) -> dict[str, Any]:
+        """A signed bundle of the whole run, into the descriptor that came with the request."""
+        try:
+            return evidence.write_bundle(self._kernel, fd, message["withhold"])
+        except OSError as error:
+            raise InputError(
+                "the bundle cannot be written", field="--out", why=error.strerror, fix="make room, or name another disk"
+            ) from error
+        finally:
+            os.close(fd)
 
     def _revoke_capability(self, message: dict[str, Any]) -> dict[str, Any]:
         kernel = self._kernel

@@ -126,6 +126,10 @@ class Ledger:
         signature, _ = self._key.sign("observation", body)
         return signature
 
+    def sign_bundle(self, manifest: bytes) -> bytes:
+        """The signed envelope of an evidence bundle, which stands alone too."""
+        return self._key.sign_cose(b"chio/bundle/v1", manifest)
+
     # --- a call --------------------------------------------------------------------------------------------------
 
     def invoke(self, caller: Caller, request: Request, *, may_wait: bool) -> Answer | Waiting | Dispatch | Live | Down:

@@ -104,6 +104,24 @@ def proof_ranges(index: int, size: int) -> list[tuple[int, int]]:
     return ranges[::-1]
 
 
+def consistency_ranges(old: int, new: int) -> list[tuple[int, int]]:
+    """The consistency proof of the tree of `new` leaves with that of `old`, 0 < old < new, as ranges of leaves.
+
+    The proof's hashes are the roots of these ranges, in this order (RFC 9162 section 2.1.4.1).
+    """
+    ranges: list[tuple[int, int]] = []
+    start, end, whole = 0, new, True  # whole: the old tree is known to the reader as a root of its own
+    while old < end:
+        middle = start + (1 << (end - start - 1).bit_length() - 1)
+        if old <= middle:
+            ranges.append((middle, end))
+            end = middle
+        else:
+            ranges.append((start, middle))
+            start, whole = middle, False
+    return ranges[::-1] if whole else [(start, end), *ranges[::-1]]
+
+
 def root_of(hashes: Iterable[bytes]) -> bytes:
     frontier: tuple[bytes, ...] = ()
     for size, hashed in enumerate(hashes):

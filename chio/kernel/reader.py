@@ -233,6 +233,24 @@ class Reader:
         with os.fdopen(fd, "rb") as file:
             return file.read()
 
+    def checkpoint(self) -> tuple[int, str]:
+        """(size, note) of the newest checkpoint of the log: what the exports below stand on."""
+        size, note = self._one("SELECT size, note FROM log_checkpoint ORDER BY size DESC LIMIT 1")
+        return size, note
+
+    def leaves(self, start: int, end: int) -> Iterator[tuple[str, str, str | None]]:
+        """(type, body, signature) of the leaves of a half-open range. They hold nothing that is sealed."""
+        cursor: Iterator[tuple[str, str, str | None]] = self._database.execute_sql(
+            "SELECT type, body, signature FROM leaf WHERE idx >= ? AND idx < ? ORDER BY idx", (start, end)
+        )
+        return cursor
+
+    def leaf_hashes(self, start: int, end: int) -> Iterator[bytes]:
+        cursor = self._database.execute_sql(
+            "SELECT hash FROM leaf WHERE idx >= ? AND idx < ? ORDER BY idx", (start, end)
+        )
+        return (row[0] for row in cursor)
+
     def _require_key(self) -> None:
         """Refuse a missing or wrong key file before anything is shown."""
         self._vault  # noqa: B018

@@ -158,6 +158,12 @@ CREATE TABLE server_start (                    -- the newest starts of each tool
     PRIMARY KEY (server, number)
 ) STRICT;
 
+CREATE TABLE text (                            -- profiles and lists of system calls that launch records name by digest
+    sha256        TEXT PRIMARY KEY,
+    kind          TEXT NOT NULL CHECK (kind IN ('profile', 'resolved-profile', 'seccomp-list')),
+    text          TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE worker_checkpoint (
     process       TEXT PRIMARY KEY REFERENCES process (id),
     revision      TEXT NOT NULL,               -- decimal, without limit

@@ -459,6 +459,14 @@ class Store:
         self.begin()
         self._execute("UPDATE server_start SET outcome = ? WHERE outcome IS NULL", (outcome,))
 
+    def put_text(self, digest: str, kind: str, text: str) -> None:
+        """A text that a launch record names by its digest."""
+        self._execute("INSERT OR IGNORE INTO text VALUES (?, ?, ?)", (digest, kind, text))
+
+    def texts(self) -> list[tuple[str, str]]:
+        """(kind, text) of each."""
+        return self._execute("SELECT kind, text FROM text ORDER BY kind, sha256").fetchall()
+
     def put_log(self, process: str, number: int, stream: str, kept: bytes, written: int) -> None:
         sealed = self.vault.seal(process, f"log/{number}/{stream}", kept)
         self._execute("INSERT INTO attempt_log VALUES (?, ?, ?, ?, ?)", (process, number, stream, sealed, written))

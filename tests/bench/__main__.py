@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from tests.bench import calls, launch, mailbox, state
+from tests.bench import calls, launch, mailbox, state, verify
 
-_BENCHES = {"calls": calls.run, "launch": launch.run, "mailbox": mailbox.run, "state": state.run}
+_BENCHES = {
+    "calls": calls.run,
+    "launch": launch.run,
+    "mailbox": mailbox.run,
+    "state": state.run,
+    "verify": verify.run,
+}
 
 
 def main() -> None:

@@ -104,7 +104,9 @@ class Records:
             "executable_sha256": event.executable_sha256,
             "fields": fields,
         }
-        self._launch_id = self._kernel.call("launched", process="w", number=number, record=record)["launch_id"]
+        self._launch_id = self._kernel.call("launched", process="w", number=number, record=record, texts=[])[
+            "launch_id"
+        ]
 
     def ended(self, number: int, event: Exited) -> None:
         record = {

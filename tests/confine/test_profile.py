@@ -1,12 +1,16 @@
 """Profiles and limits: what is read, what extends what, and every way to get one wrong."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
+import rfc8785
 
 import confine
-from confine import LimitRefused, Limits, ProfileError, check_limits, load_profile
+from confine import LimitRefused, Limits, ProfileError, check_limits, list_text, load_profile
+from confine.profile import FOLDER
+from confine.seccomp import LISTS
 
 DEFAULTS = Limits(
     open_files=1024,
@@ -111,3 +115,21 @@ def test_the_package_exports_what_it_says_and_each_name_is_there() -> None:
     assert sorted(confine.__all__) == sorted(confine._HOME)
     with pytest.raises(AttributeError):
         _ = confine.nothing_of_that_name
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+def test_the_resolved_form_of_a_profile_is_canonical_and_says_what_holds_after_extends(name: str) -> None:
+    profile = load_profile(name)
+    text = profile.resolved("0" * 64)
+    document = json.loads(text)
+    assert rfc8785.dumps(document) == text.encode()
+    assert document["profile_sha256"] == profile.digest
+    assert document["limits"] == {limit: getattr(profile.limits, limit) for limit in Limits.__slots__}
+    assert document["environment"] == dict(profile.environment)
+    assert (document["network"], document["seccomp"]["list"]) == (profile.network, profile.seccomp)
+
+
+def test_the_text_of_a_list_has_what_it_includes_behind_it() -> None:
+    worker = (LISTS / "worker.list").read_text()
+    assert list_text("worker") == worker
+    assert list_text("loopback") == f"{(LISTS / 'loopback.list').read_text()}\n--- include worker\n{worker}"

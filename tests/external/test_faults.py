@@ -179,7 +179,7 @@ def test_a_server_that_never_stays_up_is_not_started_without_end(make: MakeState
 
 
 CORRUPTIONS = {
-    "the parameters are others": "UPDATE call SET parameters = CAST('{\"to\":\"y\"}' AS BLOB) WHERE operation_key = 'cut'",
+    "the parameters are others": "UPDATE call SET parameters = x'7b226e223a397d' WHERE operation_key = 'cut'",
     "the parameters are no JSON": "UPDATE call SET parameters = x'7b' WHERE operation_key = 'cut'",
     "the process is nobody": "UPDATE call SET process = 'nobody' WHERE operation_key = 'cut'",
     "the debits are no list": "UPDATE call SET debited = '7' WHERE operation_key = 'cut'",

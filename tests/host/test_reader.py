@@ -17,7 +17,7 @@ import pytest
 from tests.host.commands import accepted, refused, run_chio
 from tests.kernel.serving import Serving, State, all_of, child, config, mailbox
 from verify.keys import Pins
-from verify.receipts import check_receipts
+from verify.receipt_file import check_receipts
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -213,8 +213,8 @@ def a_leaf_that_was_torn(state: Path) -> str:
 
 
 UNSERVABLE = [
-    a_leaf_that_was_torn, not_ready, without("keys.json"), without("host.json"), without("policy.yaml"), other_keys, keys_that_are_no_keys,
-    a_changed_policy_inside, a_changed_config_inside,
+    a_leaf_that_was_torn, not_ready, without("keys.json"), without("host.json"), without("policy.yaml"), other_keys,
+    keys_that_are_no_keys, a_changed_policy_inside, a_changed_config_inside,
 ]  # fmt: skip
 
 

@@ -217,9 +217,9 @@ class Servers:
         record = {"observer": "host", "confined": False, "process_id": None, "server": name, "asked": {}, "fields": []}
         self.running[name] = Running(process, os.pidfd_open(process.pid), 0)
         try:
-            self.running[name].number = self.kernel.call("server_started", (stdin, stdout), server=name, record=record)[
-                "number"
-            ]
+            self.running[name].number = self.kernel.call(
+                "server_started", (stdin, stdout), server=name, record=record, texts=[]
+            )["number"]
         finally:
             os.close(stdin)
             os.close(stdout)

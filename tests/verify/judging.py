@@ -13,7 +13,7 @@ Judge = Callable[..., CallVerdict]
 
 
 def failed(verdict: CallVerdict) -> list[str]:
-    return [name for name, _ in verdict.findings.failed]
+    return [check.name for check in verdict.findings.failed]
 
 
 def outcome(judged: Callable[[], CallVerdict]) -> list[str]:

@@ -301,17 +301,17 @@ def _reconciliation(call: dict[str, Any], index: int) -> dict[str, Any]:
 # --- signing and the log ---------------------------------------------------------------------------------------------
 
 
-def _root(hashes: list[bytes]) -> bytes:
+def root_of(hashes: list[bytes]) -> bytes:
     """RFC 9162 section 2.1.1, as it is defined there."""
     if len(hashes) == 1:
         return hashes[0]
     split = 1
     while split * 2 < len(hashes):
         split *= 2
-    return hashlib.sha256(b"\x01" + _root(hashes[:split]) + _root(hashes[split:])).digest()
+    return hashlib.sha256(b"\x01" + root_of(hashes[:split]) + root_of(hashes[split:])).digest()
 
 
-def _proof(hashes: list[bytes], index: int) -> list[bytes]:
+def inclusion_of(hashes: list[bytes], index: int) -> list[bytes]:
     """RFC 9162 section 2.1.3.1, as it is defined there."""
     if len(hashes) == 1:
         return []
@@ -319,8 +319,8 @@ def _proof(hashes: list[bytes], index: int) -> list[bytes]:
     while split * 2 < len(hashes):
         split *= 2
     if index < split:
-        return [*_proof(hashes[:split], index), _root(hashes[split:])]
-    return [*_proof(hashes[split:], index - split), _root(hashes[:split])]
+        return [*inclusion_of(hashes[:split], index), root_of(hashes[split:])]
+    return [*inclusion_of(hashes[split:], index - split), root_of(hashes[:split])]
 
 
 def note(origin: str, size: int, root: bytes, key: SigningKey) -> str:
@@ -351,11 +351,11 @@ def observation_body(made: Parts) -> dict[str, Any]:
             {
                 "index": index,
                 "leaf_json": leaves[index].decode(),
-                "proof": [sibling.hex() for sibling in _proof(hashes, index)],
+                "proof": [sibling.hex() for sibling in inclusion_of(hashes, index)],
             }
             for index in made.own
         ],
-        "checkpoint": note(f"chio.invalid/{RUNTIME_ID}", len(leaves), _root(hashes), made.keys["log"]),
+        "checkpoint": note(f"chio.invalid/{RUNTIME_ID}", len(leaves), root_of(hashes), made.keys["log"]),
         **made.observation,
     }
 

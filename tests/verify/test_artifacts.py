@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from chio.cli import main as chio
 from tests.verify import artifacts
 from tests.verify.artifacts import FOLDER
+from verify.cli import process_verify_call
 
 INDEX: dict[str, Any] = json.loads((FOLDER / "calls.json").read_text(encoding="utf-8"))
 BAD = [(kind, entry["name"], entry["fails"]) for kind in ("tampered", "lying") for entry in INDEX[kind]]
@@ -27,7 +27,7 @@ def verify_call(folder: Path, **changes: str) -> Result:
         **changes,
     }
     named = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return CliRunner().invoke(chio, ["process", "verify-call", *named])
+    return CliRunner().invoke(process_verify_call, named)
 
 
 def test_the_files_are_what_the_generator_makes() -> None:

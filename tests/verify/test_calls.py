@@ -323,7 +323,7 @@ def test_a_withheld_salt_leaves_the_response_unchecked_and_not_verified(judge: J
         del made.disclosed[name]
         verdict = judge(made)
         assert failed(verdict) == []
-        assert verdict.incomplete == ["worker_response"]
+        assert [check.name for check in verdict.findings.missing] == ["worker_response"]
         assert "worker_response" not in verdict.document()["checks"]
 
 

@@ -111,3 +111,18 @@ def test_an_escaped_surrogate_pair_is_one_character() -> None:
 )
 def test_doubles_are_written_as_ecmascript_writes_them(number: float, text: bytes) -> None:
     assert canonical.encode(number) == text
+
+
+def test_a_string_full_of_brackets_is_no_deep_text() -> None:
+    text = b'"' + b"[" * 100 + b'"'
+    assert canonical.parse(text, canonical=True) == "[" * 100
+
+
+def test_members_are_ordered_by_utf_16_and_not_by_code_point() -> None:
+    """RFC 8785, section 3.2.3: U+1F600 comes before U+E000, since its first code unit is U+D83D."""
+    right, wrong = '{"\U0001f600":1,"\ue000":2}'.encode(), '{"\ue000":2,"\U0001f600":1}'.encode()
+    assert canonical.parse(right, canonical=True) == {"\U0001f600": 1, "\ue000": 2}
+    assert (canonical.is_canonical(right), canonical.is_canonical(wrong)) == (True, False)
+    with pytest.raises(VerifyError) as refused:
+        canonical.parse(wrong, canonical=True)
+    assert refused.value.check == "canonical"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import verify
-from tests.verify import signed
+from tests.verify import observed, signed
 from verify.verdict import Exit
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "verify"
+PACKAGE = Path(verify.__file__).parent
 _RECEIPT_VERIFY = "import sys; sys.path.insert(0, {root!r}); from verify.cli import {name}; {name}()"
 
 
@@ -99,7 +99,15 @@ def test_withheld_arguments_end_with_three_and_say_so(withheld: str, key_file: s
 def test_chio_verify_receipts_takes_pins_and_prints_json_when_piped(receipts: str, tmp_path: Path) -> None:
     done = run("main", "receipts", receipts, "--pins", signed.pins(tmp_path))
     assert done.returncode == Exit.VERIFIED
-    assert json.loads(done.stdout)["receipts_verified"] == 2
+    told = json.loads(done.stdout)
+    assert (told["schema"], told["subject"], told["result"]) == ("chio.verdict.v1", "receipts", "verified")
+    assert told["figures"] == {"receipts_verified": 2, "lines": 3}
+    states = {check["name"]: check["state"] for check in told["checks"]}
+    assert states == {
+        **dict.fromkeys(("text", "canonical", "fields", "signer_pin", "signature"), "passed"),
+        **dict.fromkeys(("action_parameter_hash", "runtime_pin"), "passed"),
+        **dict.fromkeys(("output", "receipt_log_inclusion"), "unchecked"),
+    }
 
 
 def test_chio_verify_receipts_refuses_another_run_than_the_pinned(receipts: str, tmp_path: Path) -> None:
@@ -108,20 +116,57 @@ def test_chio_verify_receipts_refuses_another_run_than_the_pinned(receipts: str,
     assert done.returncode == Exit.REFUSED
     assert done.stderr.startswith("chio-verify: ")
     assert "runtime_pin" in done.stderr
+    assert json.loads(done.stdout)["result"] == "refused"
+
+
+def test_a_required_check_that_was_not_made_ends_with_three(receipts: str) -> None:
+    key = ("--trusted-kernel-pubkey", signed.KERNEL_KEY)
+    done = run("main", "receipts", receipts, *key, "--require", "receipt_log_inclusion")
+    assert done.returncode == Exit.UNCHECKED
+    assert done.stderr.startswith("chio-verify: receipts alone do not show that none is missing")
+    made = run("main", "receipts", receipts, *key, "--require", "signature")
+    assert made.returncode == Exit.VERIFIED
+
+
+def test_requiring_what_no_check_is_called_is_wrong_usage(receipts: str) -> None:
+    done = run("main", "receipts", receipts, "--trusted-kernel-pubkey", signed.KERNEL_KEY, "--require", "nonsense")
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
+    assert "there is action_parameter_hash, canonical" in done.stderr
+
+
+def test_a_response_is_held_against_the_receipt_that_the_file_has(tmp_path: Path) -> None:
+    said = json.loads(observed.observation_body(observed.parts("completed"))["response_json"])
+    path = signed.write(tmp_path, said["receipt_json"].encode())
+    response = tmp_path / "response.json"
+    key = ("--trusted-kernel-pubkey", observed.key_of(observed.KERNEL))
+    response.write_bytes(signed.jcs(said))
+    done = run("main", "receipts", path, *key, "--response", str(response))
+    assert done.returncode == Exit.VERIFIED, done.stderr
+    assert "What each given response released is what its receipt commits to, and nothing more" in done.stdout
+    response.write_bytes(signed.jcs({**said, "output": {"kind": "value", "value": "something else"}}))
+    done = run("main", "receipts", path, *key, "--response", str(response))
+    assert done.returncode == Exit.REFUSED
+    assert f"({response}, response_binding, check output; " in done.stderr
+    response.write_text(observed.observation_body(observed.parts("unknown"))["response_json"])
+    done = run("main", "receipts", path, *key, "--response", str(response))
+    assert "check response_receipt" in done.stderr
 
 
 def test_chio_verify_receipts_speaks_to_people_on_a_terminal_unless_asked_for_json(receipts: str) -> None:
     key = ("--trusted-kernel-pubkey", signed.KERNEL_KEY)
     code, shown = run_on_terminal("main", "receipts", receipts, *key)
     assert code == Exit.VERIFIED
-    assert "Verified 2 receipts in 3 lines." in shown
-    assert json.loads(run_on_terminal("main", "receipts", receipts, *key, "--json")[1])["receipts_verified"] == 2
+    assert shown.startswith("receipts: verified\n\nProved:\n")
+    assert "2 receipts in 3 lines are signed" in shown
+    told = json.loads(run_on_terminal("main", "receipts", receipts, *key, "--json")[1])
+    assert told["figures"]["receipts_verified"] == 2
 
 
 def test_people_are_told_when_arguments_were_withheld(withheld: str) -> None:
     code, shown = run_on_terminal("main", "receipts", withheld, "--trusted-kernel-pubkey", signed.KERNEL_KEY)
     assert code == Exit.UNCHECKED
-    assert "withheld, not checked" in shown
+    assert shown.startswith("receipts: incomplete")
+    assert "unchecked  action_parameter_hash  the arguments of 1 of 2 lines are withheld, line 2 first" in shown
 
 
 @pytest.mark.parametrize("options", [(), ("--pins", "p", "--trusted-kernel-pubkey", "k")])
@@ -147,7 +192,9 @@ def test_importing_the_commands_loads_nothing_that_verifies() -> None:
 
 def test_the_package_stands_on_the_standard_library_and_three_others() -> None:
     allowed = {*sys.stdlib_module_names, "verify", "nacl", "rfc8785", "click"}
-    for path in PACKAGE.glob("*.py"):
+    modules = list(PACKAGE.glob("*.py"))
+    assert len(modules) > 10
+    for path in modules:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]

@@ -10,15 +10,21 @@ import pytest
 from tests.verify import signed
 from verify.distinct import DistinctIds
 from verify.keys import PublicKey
-from verify.receipts import MAX_LINE_BYTES, check_receipts, verify_receipt, verify_receipts
+from verify.lines import MAX_LINE_BYTES
+from verify.receipt_file import check_receipts, verify_receipts
+from verify.receipts import LineChecker, verify_receipt
 from verify.verdict import VerifyError
 
 KEY = PublicKey.from_hex(signed.KERNEL_KEY)
 
 
 def refusal(line: bytes, **options: Any) -> VerifyError:
+    """How one line is refused; the quick reading of many lines must refuse it by the same check."""
     with pytest.raises(VerifyError) as refused:
         verify_receipt(line, KEY, **options)
+    with pytest.raises(VerifyError) as quickly:
+        LineChecker(KEY, options.get("runtime_id")).check(line)
+    assert (quickly.value.check, quickly.value.what) == (refused.value.check, refused.value.what)
     return refused.value
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from chio.cli import main as chio
 from tests.verify import observed
 from tests.verify.observed import Parts, key_of, parts
 from tests.verify.signed import commitment, jcs
+from verify.cli import receipt_verify_process_response
 
 CHECKS = [
     "signature", "signer_pin", "runtime_pin", "caller", "operation", "recovery_policy", "route", "arguments",
@@ -34,7 +34,7 @@ def check(tmp_path: Path) -> Check:
         for name, content in (("response", text), ("request", jcs(made.request)), ("context", jcs(made.context))):
             (tmp_path / name).write_bytes(content)
         named = [word for name in ("response", "request", "context") for word in (f"--{name}", str(tmp_path / name))]
-        return CliRunner().invoke(chio, ["receipt", "verify-process-response", *named, "--trusted-kernel-pubkey", key])
+        return CliRunner().invoke(receipt_verify_process_response, [*named, "--trusted-kernel-pubkey", key])
 
     return check
 
@@ -237,7 +237,7 @@ def test_a_document_that_is_none_is_refused_with_its_file_and_field(
     (tmp_path / name).write_bytes(content)
     named = [word for each in ("response", "request", "context") for word in (f"--{each}", str(tmp_path / each))]
     done = CliRunner().invoke(
-        chio, ["receipt", "verify-process-response", *named, "--trusted-kernel-pubkey", key_of(observed.KERNEL)]
+        receipt_verify_process_response, [*named, "--trusted-kernel-pubkey", key_of(observed.KERNEL)]
     )
     assert (done.exit_code, done.stdout) == (1, "")
     assert said in done.stderr
