@@ -19,11 +19,11 @@ import orjson
 from chio import canonical
 from chio.errors import InputError, StateError
 from chio.kernel import receipts
+from chio.kernel.call_row import CallRow
 from chio.kernel.calls import State
 from chio.kernel.grants import MAILBOX_SERVER
 from chio.kernel.invocations import CallError
 from chio.kernel.log import leaf_bytes, proof_ranges, root_of
-from chio.kernel.store import CallRow
 from chio.signing import signed_text
 
 if TYPE_CHECKING:

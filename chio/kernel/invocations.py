@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 
 from chio import canonical
+from chio.kernel.call_row import CallRow
 from chio.kernel.calls import OUTCOMES
 from chio.kernel.mailboxes import is_name
-from chio.kernel.store import CallRow
 from chio.kernel.tree import Node
 
 _INVOKE_FIELDS = frozenset({"op", "operation_key", "server_id", "tool_name", "arguments"})

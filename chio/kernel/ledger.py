@@ -19,6 +19,7 @@ from chio import canonical
 from chio.errors import StateError
 from chio.kernel import receipts
 from chio.kernel.admission import EVIDENCE, GUARD_OF, Facts, Verdict, decide
+from chio.kernel.call_row import CallRow
 from chio.kernel.calls import MAX_DISPATCHES, OUTCOMES, TRANSITIONS, Counts, Event, State, transition
 from chio.kernel.clock import Clock
 from chio.kernel.constraints import Constraints
@@ -41,7 +42,7 @@ from chio.kernel.invocations import (
 )
 from chio.kernel.log import Log, leaf_hash
 from chio.kernel.mailboxes import Mailboxes, Refused, Waiting
-from chio.kernel.store import CallRow, Store
+from chio.kernel.store import Store
 from chio.kernel.tree import Node, Tree
 from chio.signing import RecordType, SigningKey, signed_text
 

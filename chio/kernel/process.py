@@ -18,6 +18,7 @@ import orjson
 
 from chio import canonical, schema, statedir, wire
 from chio.kernel import blobs, counters, grants, receipts, recovery
+from chio.kernel.call_row import CallRow
 from chio.kernel.calls import Event
 from chio.kernel.clock import Clock
 from chio.kernel.connections import Connection, Connections
@@ -28,7 +29,7 @@ from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
 from chio.kernel.pinned import read_pinned
 from chio.kernel.state import StateRefused
-from chio.kernel.store import CallRow, Store
+from chio.kernel.store import Store
 from chio.kernel.tree import Node, Tree
 from chio.kernel.vault import OpenVault, Unsealable, vault_of
 from chio.kernel.worker_records import WorkerRecords, only

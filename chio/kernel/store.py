@@ -9,48 +9,17 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import peewee
 
 from chio.kernel import database
+from chio.kernel.call_row import CALL_COLUMNS, CallRow, place
 from chio.kernel.calls import State
 from chio.kernel.vault import HOST, OpenVault, Unsealable, Vault
 
 MAX_SERVER_STARTS = 8
-
-
-@dataclass(slots=True)
-class CallRow:
-    """One row of `call`, as it is stored."""
-
-    process: str
-    operation_key: str
-    state: State
-    server: str
-    tool: str
-    recovery_policy: str
-    binding: str
-    parameter_salt: bytes
-    parameter_hash: str
-    parameters: bytes | None
-    dispatch: int
-    request_id: str
-    attempt: int | None
-    launch_id: str | None
-    debited: str | None
-    reason: str | None
-    output: bytes | None
-    receipt: int | None
-    reconciliation: str | None = None
-
-
-_CALL_COLUMNS = (
-    "process, operation_key, state, server, tool, recovery_policy, binding, parameter_salt, parameter_hash, parameters,"
-    " dispatch, request_id, attempt, launch_id, debited, reason, output, receipt, reconciliation"
-)
 
 
 class Store:
@@ -323,14 +292,14 @@ class Store:
 
     def find_call(self, process: str, key: str) -> CallRow | None:
         row = self._execute(
-            f"SELECT {_CALL_COLUMNS} FROM call WHERE process = ? AND operation_key = ?", (process, key)
+            f"SELECT {CALL_COLUMNS} FROM call WHERE process = ? AND operation_key = ?", (process, key)
         ).fetchone()
         return self._call(row) if row else None
 
     def dispatched_calls(self) -> list[CallRow]:
         """The calls on their way, oldest first, without those that are quarantined."""
         rows = self._execute(
-            f"SELECT {_CALL_COLUMNS} FROM call WHERE state = 'dispatched'"
+            f"SELECT {CALL_COLUMNS} FROM call WHERE state = 'dispatched'"
             " AND (process, operation_key) NOT IN (SELECT process, operation_key FROM quarantine) ORDER BY id"
         ).fetchall()
         return [self._call(row) for row in rows]
@@ -343,7 +312,7 @@ class Store:
 
     def put_call(self, call: CallRow) -> None:
         self._execute(
-            f"INSERT INTO call ({_CALL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO call ({CALL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 call.process,
                 call.operation_key,
@@ -352,16 +321,16 @@ class Store:
                 call.tool,
                 call.recovery_policy,
                 call.binding,
-                self._seal(call.process, _place(call, "salt"), call.parameter_salt),
+                self._seal(call.process, place(call, "salt"), call.parameter_salt),
                 call.parameter_hash,
-                self._seal(call.process, _place(call, "parameters"), call.parameters),
+                self._seal(call.process, place(call, "parameters"), call.parameters),
                 call.dispatch,
                 call.request_id,
                 call.attempt,
                 call.launch_id,
                 call.debited,
                 call.reason,
-                self._seal(call.process, _place(call, "output"), call.output),
+                self._seal(call.process, place(call, "output"), call.output),
                 call.receipt,
                 call.reconciliation,
             ),
@@ -375,14 +344,14 @@ class Store:
             " WHERE process = ? AND operation_key = ? AND state = ?",
             (
                 call.state.value,
-                self._seal(call.process, _place(call, "parameters"), call.parameters),
+                self._seal(call.process, place(call, "parameters"), call.parameters),
                 call.dispatch,
                 call.request_id,
                 call.attempt,
                 call.launch_id,
                 call.debited,
                 call.reason,
-                self._seal(call.process, _place(call, "output"), call.output),
+                self._seal(call.process, place(call, "output"), call.output),
                 call.receipt,
                 call.reconciliation,
                 call.process,
@@ -398,9 +367,9 @@ class Store:
         call = CallRow(*row)
         call.state = State(call.state)
         owner = call.process
-        call.parameter_salt = self._open(owner, _place(call, "salt"), call.parameter_salt) or b""
-        call.parameters = self._open(owner, _place(call, "parameters"), call.parameters)
-        call.output = self._open(owner, _place(call, "output"), call.output)
+        call.parameter_salt = self._open(owner, place(call, "salt"), call.parameter_salt) or b""
+        call.parameters = self._open(owner, place(call, "parameters"), call.parameters)
+        call.output = self._open(owner, place(call, "output"), call.output)
         return call
 
     # --- attempts ------------------------------------------------------------------------------------------------
@@ -596,7 +565,3 @@ class Store:
             " pending_bytes = pending_bytes - ? WHERE id = ?",
             (through, count, size, mailbox),
         )
-
-
-def _place(call: CallRow, column: str) -> str:
-    return f"call/{call.operation_key}/{column}"

@@ -14,6 +14,7 @@ import pytest
 
 from chio import canonical
 from chio.kernel import database, receipts
+from chio.kernel.call_row import CallRow
 from chio.kernel.calls import (
     MAX_DISPATCHES,
     OUTCOMES,
@@ -32,7 +33,7 @@ from chio.kernel.ledger import Ledger
 from chio.kernel.log import Log, leaf_hash, origin
 from chio.kernel.mailboxes import Mailboxes
 from chio.kernel.recovery import restore_log
-from chio.kernel.store import CallRow, Store
+from chio.kernel.store import Store
 from chio.kernel.tree import Tree
 from chio.signing import SigningKey
 from chio.tools.router import Router

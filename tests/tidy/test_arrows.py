@@ -83,11 +83,9 @@ def test_host_and_kernel_meet_only_over_the_control_socket() -> None:
 # Everything that touches rows. A decision (admission, grants, budgets, calls) is not among them.
 USES_THE_STORE = {
     "chio.kernel.__main__",  # opens it
-    "chio.kernel.attest",
     "chio.kernel.backup",
     "chio.kernel.counters",
     "chio.kernel.initialize",
-    "chio.kernel.invocations",
     "chio.kernel.ledger",
     "chio.kernel.mailboxes",
     "chio.kernel.process",

@@ -1,7 +1,6 @@
 """Deterministic CBOR is read, and every other spelling of the same thing is refused (RFC 8949, section 4.2.1)."""
 
-from __future__ import contextlib
-
+import contextlib
 from typing import Any
 
 import pytest
