@@ -18,7 +18,14 @@ from chio.wire import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
 
 
 def attest_call(
-    state: Path, request: Path, context: Path, response: Path | None, out: Path, *, allow_volatile: bool
+    state: Path,
+    request: Path,
+    context: Path,
+    response: Path | None,
+    out: Path,
+    *,
+    allow_volatile: bool,
+    key_file: Path | None = None,
 ) -> dict[str, Any]:
     """Write the artifact to a new file; the JSON that the command prints. Raises `InputError`, `StateError`."""
     documents: dict[str, Any] = {
@@ -34,7 +41,7 @@ def attest_call(
     signed = False
     try:
         with written:
-            host = Host(state, allow_volatile=allow_volatile)
+            host = Host(state, allow_volatile=allow_volatile, key_file=key_file)
             try:
                 answer = host.kernel.call("attest", **documents)
             finally:

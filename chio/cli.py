@@ -8,35 +8,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from chio import __version__
-from chio.errors import ChioError
+from chio.command import PATH, errors, fail, keyed, opened, show
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from chio.host import Host
     from chio.runner import Work
-
-
-class _Path(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.4
-    """A file name as a `Path`, whose module loads only when a command takes one."""
-
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from pathlib import Path
-
-        return Path(value)
-
-
-_PATH = _Path()
 
 
 class Mounted(click.Group):
@@ -67,38 +50,10 @@ class Receipt(Mounted):
 
 
 class Process(Mounted):
-    elsewhere = {"verify-call": ("verify.cli", "process_verify_call")}  # noqa: RUF012
-
-
-def _print(document: dict[str, Any]) -> None:
-    import json
-
-    click.echo(json.dumps(document, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
-
-
-def _fail(error: Exception) -> None:
-    click.echo(f"chio: {error}", err=True)
-
-
-def _expected() -> tuple[type[Exception], ...]:
-    """What is told in one line. Confinement's errors are among them once its module is loaded, and not before."""
-    confine = sys.modules.get("confine.errors")
-    return (ChioError, confine.ConfineError) if confine is not None else (ChioError,)
-
-
-def _errors(command: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn what is raised into one line on stderr and an exit code."""
-
-    @wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        try:
-            code = command(*args, **kwargs) or 0
-        except _expected() as error:
-            _fail(error)
-            code = 1
-        sys.exit(code)
-
-    return run
+    elsewhere = {  # noqa: RUF012
+        "verify-call": ("verify.cli", "process_verify_call"),
+        **{name: ("chio.cli_keeping", name) for name in ("key", "delete", "backup", "restore", "accept")},
+    }
 
 
 def _layers(_: click.Context, __: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,36 +98,55 @@ def receipt() -> None:
 
 
 @process.command()
-@click.option("--config", required=True, type=_PATH, help="The host config, chio.process.host.v1 (JSON).")
-@click.option("--state", required=True, type=_PATH, help="Where the state shall be: absent, or an empty directory.")
+@click.option("--config", required=True, type=PATH, help="The host config, chio.process.host.v1 (JSON).")
+@click.option("--state", required=True, type=PATH, help="Where the state shall be: absent, or an empty directory.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@click.option(
+    "--key-file",
+    type=PATH,
+    metavar="FILE",
+    envvar="CHIO_KEY_FILE",
+    help="Encrypt the workers' data at rest under this key, made by `chio process key` and kept outside the state.",
+)
 @_launching
-@_errors
-def init(config: Path, state: Path, allow_volatile: bool, roots: tuple[str, ...], without: tuple[str, ...]) -> int:
+@errors
+def init(
+    config: Path,
+    state: Path,
+    allow_volatile: bool,
+    key_file: Path | None,
+    roots: tuple[str, ...],
+    without: tuple[str, ...],
+) -> int:
     """Make a host's state: keys, capabilities, database. Prints the Chio kernel's public key.
 
     Example: chio process init --config host.json --state .chio
     """
     from chio.host import initialize
 
-    _print(initialize(config, state, allow_volatile=allow_volatile, runtime_roots=roots, without=without))
+    made = initialize(
+        config, state, allow_volatile=allow_volatile, runtime_roots=roots, without=without, key_file=key_file
+    )
+    show(made)
     return 0
 
 
 @process.command()
-@click.option("--state", required=True, type=_PATH, help="A state made by `chio process init`.")
-@click.option("--plan", required=True, type=_PATH, help="The run plan, chio.process.run.v2 (JSON).")
+@click.option("--state", required=True, type=PATH, help="A state made by `chio process init`.")
+@click.option("--plan", required=True, type=PATH, help="The run plan, chio.process.run.v2 (JSON).")
 @click.option(
     "--allow-unconfined", is_flag=True, help="Let workers with the profile `none` run with this account's rights."
 )
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@keyed
 @_launching
-@_errors
+@errors
 def run(
     state: Path,
     plan: Path,
     allow_unconfined: bool,
     allow_volatile: bool,
+    key_file: Path | None,
     roots: tuple[str, ...],
     without: tuple[str, ...],
 ) -> int:
@@ -185,16 +159,16 @@ def run(
     from chio.runner import Runner
 
     reader = PlanReader(plan, state, allow_unconfined=allow_unconfined, runtime_roots=roots, without=without)
-    host = Host(state, allow_volatile=allow_volatile)
+    host = Host(state, allow_volatile=allow_volatile, key_file=key_file)
     try:
-        with _table() as show:
-            runner = Runner(host, reader, show, without)
+        with _table() as table:
+            runner = Runner(host, reader, table, without)
             report = runner.run()
     finally:
         host.close()
-    _print(report)
+    show(report)
     if runner.refusal is not None:
-        _fail(runner.refusal)
+        fail(runner.refusal)
     return 0 if report["complete"] and runner.refusal is None else 1
 
 
@@ -213,8 +187,8 @@ def _table() -> Any:
 
 
 @process.command()
-@click.option("--state", required=True, type=_PATH)
-@_errors
+@click.option("--state", required=True, type=PATH)
+@errors
 def status(state: Path) -> int:
     """One snapshot of a host, live or stopped. Changes nothing.
 
@@ -223,19 +197,20 @@ def status(state: Path) -> int:
     from chio.kernel.reader import open_state
 
     with open_state(state) as reader:
-        _print(reader.status())
+        show(reader.status())
     return 0
 
 
 @process.command()
-@click.option("--state", required=True, type=_PATH)
+@click.option("--state", required=True, type=PATH)
 @click.option("--process", "name", metavar="ID", help="A process; then --attempt says which of its attempts.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N")
 @click.option(
     "--server", metavar="ID", help="A tool server instead; --attempt is then the start, the newest if left out."
 )
-@_errors
-def logs(state: Path, name: str | None, attempt: int | None, server: str | None) -> int:
+@keyed
+@errors
+def logs(state: Path, name: str | None, attempt: int | None, server: str | None, key_file: Path | None) -> int:
     """What one attempt wrote to stdout and stderr, or a tool server to stderr (at most 64 KiB each).
 
     Example: chio process logs --state .chio --process producer --attempt 1
@@ -244,39 +219,46 @@ def logs(state: Path, name: str | None, attempt: int | None, server: str | None)
 
     if (name is None) == (server is None) or (name is not None and attempt is None):
         raise click.UsageError("name a --process and its --attempt, or a --server")
-    with open_state(state) as reader:
+    with open_state(state, key_file) as reader:
         if server is not None:
-            _print(reader.server_log(server, attempt))
+            show(reader.server_log(server, attempt))
         elif name is not None and attempt is not None:
-            _print(reader.logs(name, attempt))
+            show(reader.logs(name, attempt))
     return 0
 
 
 @process.command()
-@click.option("--state", required=True, type=_PATH)
+@click.option("--state", required=True, type=PATH)
 @click.option("--process", "name", required=True, metavar="ID")
 @click.option("--blob", metavar="SHA256", help="Show this blob instead of the checkpoint.")
-@_errors
-def state(state: Path, name: str, blob: str | None) -> int:
+@keyed
+@errors
+def state(state: Path, name: str, blob: str | None, key_file: Path | None) -> int:
     """A worker's retained checkpoint, or one of its blobs. Starts nothing, writes nothing, renews nothing.
 
     Example: chio process state --state .chio --process consumer
     """
     from chio.kernel.reader import open_state
 
-    with open_state(state) as reader:
-        _print(reader.state(name, blob))
+    with open_state(state, key_file) as reader:
+        show(reader.state(name, blob))
     return 0
 
 
 @process.command()
-@click.option("--state", required=True, type=_PATH)
-@click.option("--socket", "socket_path", required=True, type=_PATH, help="Where to listen: a path that does not exist.")
+@click.option("--state", required=True, type=PATH)
+@click.option("--socket", "socket_path", required=True, type=PATH, help="Where to listen: a path that does not exist.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@keyed
 @_launching
-@_errors
+@errors
 def serve(
-    state: Path, socket_path: Path, allow_volatile: bool, roots: tuple[str, ...], without: tuple[str, ...]
+    state: Path,
+    socket_path: Path,
+    allow_volatile: bool,
+    key_file: Path | None,
+    roots: tuple[str, ...],
+    without: tuple[str, ...],
 ) -> int:
     """Serve workers that someone else launches, until SIGINT or SIGTERM. Prints one line when they can connect.
 
@@ -284,26 +266,27 @@ def serve(
     """
     from chio.serve import serve as run_server
 
-    with _host(state, allow_volatile) as host:
+    with opened(state, key_file, allow_volatile) as host:
         run_server(host, socket_path.absolute(), roots, without, _print_line)
     return 0
 
 
 @process.command()
-@click.option("--state", required=True, type=_PATH)
+@click.option("--state", required=True, type=PATH)
 @click.option("--process", "name", required=True, metavar="ID")
-@click.option("--socket", "socket_path", required=True, type=_PATH, help="The socket that `serve` will listen on.")
-@click.option("--out", required=True, type=_PATH, help="A new file for the connection descriptor, mode 0600.")
-@_errors
-def credential(state: Path, name: str, socket_path: Path, out: Path) -> int:
+@click.option("--socket", "socket_path", required=True, type=PATH, help="The socket that `serve` will listen on.")
+@click.option("--out", required=True, type=PATH, help="A new file for the connection descriptor, mode 0600.")
+@keyed
+@errors
+def credential(state: Path, name: str, socket_path: Path, out: Path, key_file: Path | None) -> int:
     """Issue a credential for a worker that someone else launches. The host must be stopped.
 
     Example: chio process credential --state .chio --process producer --socket chio.sock --out producer.json
     """
     from chio.serve import credential as issue
 
-    with _host(state) as host:
-        _print(issue(host, name, socket_path, out))
+    with opened(state, key_file) as host:
+        show(issue(host, name, socket_path, out))
     return 0
 
 
@@ -311,14 +294,15 @@ def _tell(op: str, text: str, example: str) -> None:
     """The verbs that say one thing about one process."""
 
     @process.command(op.replace("_", "-"), help=f"{text} The host must be stopped.\n\nExample: {example}")
-    @click.option("--state", required=True, type=_PATH)
+    @click.option("--state", required=True, type=PATH)
     @click.option("--process", "name", required=True, metavar="ID")
-    @_errors
-    def command(state: Path, name: str) -> int:
+    @keyed
+    @errors
+    def command(state: Path, name: str, key_file: Path | None) -> int:
         from chio.serve import tell
 
-        with _host(state) as host:
-            _print(tell(host, op, name))
+        with opened(state, key_file) as host:
+            show(tell(host, op, name))
         return 0
 
 
@@ -332,14 +316,15 @@ _tell("cancel", "Cancel a process and all below it, for good.", "chio process ca
 
 
 @process.command()
-@click.option("--state", required=True, type=_PATH)
+@click.option("--state", required=True, type=PATH)
 @click.option("--process", "name", required=True, metavar="ID")
 @click.option("--key", required=True, help="The operation key of the call whose outcome is unknown.")
 @click.option("--outcome", required=True, type=click.Choice(["applied", "not_applied"]))
-@click.option("--evidence", required=True, type=_PATH, help="What the statement rests on; its digest is recorded.")
+@click.option("--evidence", required=True, type=PATH, help="What the statement rests on; its digest is recorded.")
 @click.option("--by", required=True, metavar="NAME", help="Who says so.")
-@_errors
-def reconcile(state: Path, name: str, key: str, outcome: str, evidence: Path, by: str) -> int:
+@keyed
+@errors
+def reconcile(state: Path, name: str, key: str, outcome: str, evidence: Path, by: str, key_file: Path | None) -> int:
     """State what became of a call whose outcome is unknown. The host must be stopped.
 
     Example: chio process reconcile --state .chio --process producer --key publish-42 --outcome applied
@@ -347,20 +332,9 @@ def reconcile(state: Path, name: str, key: str, outcome: str, evidence: Path, by
     """
     from chio.serve import reconcile as record
 
-    with _host(state) as host:
-        _print(record(host, name, key, outcome, evidence, by))
+    with opened(state, key_file) as host:
+        show(record(host, name, key, outcome, evidence, by))
     return 0
-
-
-@contextmanager
-def _host(state: Path, allow_volatile: bool = False) -> Iterator[Host]:
-    from chio.host import Host
-
-    host = Host(state, allow_volatile=allow_volatile)
-    try:
-        yield host
-    finally:
-        host.close()
 
 
 def _print_line(document: dict[str, Any]) -> None:
@@ -371,29 +345,39 @@ def _print_line(document: dict[str, Any]) -> None:
 
 
 @process.command("attest-call")
-@click.option("--state", required=True, type=_PATH, help="A stopped state.")
-@click.option("--request", required=True, type=_PATH, help="The request, as it was kept before it was sent.")
-@click.option("--context", required=True, type=_PATH, help="Run, process and capability, as they were kept with it.")
-@click.option("--response", type=_PATH, help="What the worker was answered, to be attested too.")
-@click.option("--out", required=True, type=_PATH, help="A new file: the signed observation.")
+@click.option("--state", required=True, type=PATH, help="A stopped state.")
+@click.option("--request", required=True, type=PATH, help="The request, as it was kept before it was sent.")
+@click.option("--context", required=True, type=PATH, help="Run, process and capability, as they were kept with it.")
+@click.option("--response", type=PATH, help="What the worker was answered, to be attested too.")
+@click.option("--out", required=True, type=PATH, help="A new file: the signed observation.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
-@_errors
-def attest(state: Path, request: Path, context: Path, response: Path | None, out: Path, allow_volatile: bool) -> int:
+@keyed
+@errors
+def attest(
+    state: Path,
+    request: Path,
+    context: Path,
+    response: Path | None,
+    out: Path,
+    allow_volatile: bool,
+    key_file: Path | None,
+) -> int:
     """Sign what became of one retained call, for a reviewer who will not open the state.
 
     Example: chio process attest-call --state .chio --request request.json --context context.json --out call.json
     """
     from chio.attest import attest_call
 
-    _print(attest_call(state, request, context, response, out, allow_volatile=allow_volatile))
+    show(attest_call(state, request, context, response, out, allow_volatile=allow_volatile, key_file=key_file))
     return 0
 
 
 @receipt.command()
-@click.option("--state", required=True, type=_PATH)
-@click.option("--out", required=True, type=_PATH, help="A new file: one receipt per line.")
-@_errors
-def export(state: Path, out: Path) -> int:
+@click.option("--state", required=True, type=PATH)
+@click.option("--out", required=True, type=PATH, help="A new file: one receipt per line.")
+@keyed
+@errors
+def export(state: Path, out: Path, key_file: Path | None) -> int:
     """Every receipt of a state in log order, its original text.
 
     Example: chio receipt export --state .chio --out receipts.ndjson
@@ -402,7 +386,7 @@ def export(state: Path, out: Path) -> int:
     from chio.kernel.reader import open_state
 
     count = 0
-    with open_state(state) as reader:
+    with open_state(state, key_file) as reader:
         try:
             with open(out, "xb") as file:
                 for text in reader.receipts():
@@ -416,5 +400,5 @@ def export(state: Path, out: Path) -> int:
                 why=error.strerror,
                 fix="name a new file in a directory that exists",
             ) from error
-    _print({"schema": "chio.receipt.export.v1", "receipts": count, "file": str(out)})
+    show({"schema": "chio.receipt.export.v1", "receipts": count, "file": str(out)})
     return 0

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from chio import statedir
+from chio import keyfile, statedir
 from chio.errors import ChioError, HostFault, InputError, StateError
 from chio.wire import Channel
 
@@ -95,25 +95,36 @@ class KernelProcess:
 class Host:
     """One opened and recovered state, and the kernel that serves it."""
 
-    def __init__(self, path: Path, *, allow_volatile: bool = False) -> None:
+    def __init__(self, path: Path, *, allow_volatile: bool = False, key_file: Path | None = None) -> None:
         self.path = path
-        directory = statedir.open_existing(path)
-        try:
+        with contextlib.ExitStack() as held:
+            directory = statedir.open_existing(path)
+            held.callback(os.close, directory)
+            fds = [directory]
+            if key_file is not None:
+                fds.append(keyfile.open_for(key_file, path))
+                held.callback(os.close, fds[1])
             self.lock = statedir.lock(directory, path)
+            fds.insert(1, self.lock)
             self.kernel = KernelProcess((self.lock,))
             try:
-                opened = self.kernel.call("open", (directory, self.lock), path=str(path), allow_volatile=allow_volatile)
+                opened = self.kernel.call(
+                    "open",
+                    tuple(fds),
+                    path=str(path),
+                    allow_volatile=allow_volatile,
+                    key_file=str(key_file) if key_file is not None else None,
+                )
             except BaseException:
                 self.kernel.close()
                 os.close(self.lock)
                 raise
-        finally:
-            os.close(directory)
         self.runtime_id: str = opened["runtime_id"]
         self.kernel_key: str = opened["kernel_key"]
         self.processes: list[str] = opened["processes"]
         self.config_path: str = opened["config_path"]
         self.config_text: str = opened["config"]
+        self.replay_only: bool = opened["replay_only"]
 
     def close(self) -> None:
         self.kernel.close()
@@ -127,6 +138,7 @@ def initialize(
     allow_volatile: bool,
     runtime_roots: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
+    key_file: Path | None = None,
 ) -> dict[str, Any]:
     """`chio process init`: read the two documents, let a kernel make the state. Raises `InputError`, `StateError`.
 
@@ -143,6 +155,10 @@ def initialize(
     try:
         with contextlib.ExitStack() as started:
             fds: tuple[int, ...] = ()
+            keys: tuple[int, ...] = ()
+            if key_file is not None:
+                keys = (keyfile.open_for(key_file, path),)
+                started.callback(os.close, keys[0])
             if parsed.servers:
                 from chio.servers import prepare, start_for_init
 
@@ -151,12 +167,49 @@ def initialize(
                 )
             answer = kernel.call(
                 "init",
-                fds,
+                (*fds, *keys),
                 path=str(path.absolute()),
                 config=[str(config.absolute()), base64.b64encode(config_text).decode()],
                 policy=[str(policy.absolute()), base64.b64encode(policy_text).decode()],
                 allow_volatile=allow_volatile,
                 servers=[server.id for server in parsed.servers],
+                key_file=str(key_file) if key_file is not None else None,
+            )
+    finally:
+        kernel.close()
+    result: dict[str, Any] = answer["result"]
+    return result
+
+
+def restore(
+    backup: Path,
+    state: Path,
+    *,
+    by: str,
+    signing_keys: Path | None,
+    checkpoint: Path | None,
+    key_file: Path | None,
+    allow_volatile: bool,
+) -> dict[str, Any]:
+    """`chio process restore`: let a kernel make a state from a backup. Raises `InputError`, `StateError`."""
+    noted = base64.b64encode(read_document(checkpoint, 1 << 20)).decode() if checkpoint is not None else None
+    kernel = KernelProcess()
+    try:
+        with contextlib.ExitStack() as held:
+            fds: tuple[int, ...] = ()
+            if key_file is not None:
+                fds = (keyfile.open_for(key_file, state),)
+                held.callback(os.close, fds[0])
+            answer = kernel.call(
+                "restore",
+                fds,
+                backup=str(backup.absolute()),
+                path=str(state.absolute()),
+                by=by,
+                signing_keys=str(signing_keys.absolute()) if signing_keys is not None else None,
+                checkpoint=[noted, str(checkpoint)] if checkpoint is not None else None,
+                key_file=str(key_file) if key_file is not None else None,
+                allow_volatile=allow_volatile,
             )
     finally:
         kernel.close()

@@ -109,6 +109,14 @@ class PlanReader:
                     f"one of {', '.join(known[:20])}",
                 )
 
+    def forget_inputs(self, deleted: list[str]) -> None:
+        """Of processes whose data was deleted: nothing is left to hold their inputs against."""
+        workers = [
+            msgspec.structs.replace(worker, input=None) if worker.process in deleted else worker
+            for worker in self.plan.workers
+        ]
+        self.plan = msgspec.structs.replace(self.plan, workers=workers)
+
     def prepare(self, frozen: dict[str, Any] | None) -> list[Prepared]:
         """Every worker of the plan. `frozen` is what an earlier run kept: bare commands resolve as they did then."""
         if frozen:

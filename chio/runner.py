@@ -136,8 +136,17 @@ class Runner:
         self._stopping = False
         self.refusal: StateError | HostFault | ConfineError | None = None
         self._max_parallel = reader.plan.max_parallel
+        if host.replay_only:
+            raise StateError(
+                "a restored state runs nothing before it is accepted",
+                file=str(host.path),
+                why="what was done after its backup is not known here",
+                fix="see what was lost, then `chio process accept`; until then `serve` replays",
+            )
         reader.require_processes(host.processes)
-        frozen = self._kernel.call("freeze", plan=None)["plan"]
+        kept = self._kernel.call("freeze", plan=None)
+        frozen = kept["plan"]
+        reader.forget_inputs(kept["deleted"])
         prepared = reader.prepare(orjson.loads(frozen) if frozen else None)
         mine = reader.frozen_text(prepared)
         if frozen:

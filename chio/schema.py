@@ -17,6 +17,7 @@ from chio import canonical
 from chio.errors import InputError
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 MAX_PLAN_BYTES = 4 * 1024 * 1024
 MAX_KEPT_BYTES = 2 * 1024 * 1024  # a request's frame (contract section 3)
 RESERVED_SERVERS = ("chio-ipc", "chio-process")
@@ -96,6 +97,32 @@ class HostConfig(Document, frozen=True):
     mailboxes: Annotated[list[Mailbox], Meta(max_length=32)] = []
     servers: Annotated[list[Server], Meta(max_length=32)] = []
     children: Annotated[list[Child], Meta(max_length=1024)] = []
+
+
+# --- backup ------------------------------------------------------------------------------------------------------
+
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class BackupFile(Document, frozen=True):
+    """`name` is relative to the backup's folder."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=4096)]
+    bytes: Annotated[int, Meta(ge=0)]
+    sha256: Digest
+
+
+class Backup(Document, frozen=True):
+    """`chio.backup.v1`: the manifest of a backup. `size` and `root` are of its log."""
+
+    schema: Literal["chio.backup.v1"]
+    runtime_id: Annotated[str, Meta(min_length=36, max_length=36)]
+    created_ms: Annotated[int, Meta(ge=0)]
+    epoch: Annotated[int, Meta(ge=0)]
+    size: Annotated[int, Meta(ge=1)]
+    root: Digest
+    signing_key: bool
+    files: list[BackupFile]
 
 
 # --- policy ------------------------------------------------------------------------------------------------------
@@ -235,6 +262,10 @@ def host_config(text: bytes, file: str) -> HostConfig:
         known.add(child.id)
         _unique([f"{route.server_id}/{route.tool_name}" for route in child.tools], f"{field}.tools", file)
     return config
+
+
+def backup(text: bytes, file: str) -> Backup:
+    return _convert(_json(text, file, MAX_MANIFEST_BYTES), Backup, file)
 
 
 def policy(text: bytes, file: str) -> Policy:

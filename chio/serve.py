@@ -169,19 +169,34 @@ def credential(host: Host, process: str, socket_path: Path, out: Path) -> dict[s
 
 def reconcile(host: Host, process: str, key: str, outcome: str, evidence: Path, by: str) -> dict[str, Any]:
     """The operator's statement about an unknown outcome, with the digest of what it rests on."""
-    if not by.strip() or len(by) > 256:
-        raise InputError(
-            "a reconciliation names who makes it", field="--by", why="empty or over 256 characters", fix="give a name"
-        )
+    require_name(by)
     digest = sha256(read_document(evidence, 1 << 30)).hexdigest()
     answer = host.kernel.call("reconcile", process=process, key=key, outcome=outcome, by=by, evidence_sha256=digest)
     host.kernel.call("finish")
     return {"process": process, "operation_key": key, "log_index": answer["log_index"], **answer["reconciliation"]}
 
 
-def tell(host: Host, op: str, process: str) -> dict[str, Any]:
-    """`revoke`, `revoke_capability` or `cancel` of one process, committed and checkpointed."""
-    answer = host.kernel.call(op, process=process)
+def accept(host: Host, by: str) -> dict[str, Any]:
+    """A restored state admits new work from here on; committed and checkpointed."""
+    require_name(by)
+    answer = host.kernel.call("accept", by=by)
+    host.kernel.call("finish")
+    return {"accepted": True, "epoch": answer["epoch"]}
+
+
+def require_name(by: str) -> None:
+    """Whoever states something that the log keeps is named."""
+    if not by.strip() or len(by) > 256:
+        raise InputError(
+            "a statement names who makes it", field="--by", why="empty or over 256 characters", fix="give a name"
+        )
+
+
+def tell(host: Host, op: str, process: str, by: str | None = None) -> dict[str, Any]:
+    """`revoke`, `revoke_capability`, `cancel` or `delete` of one process, committed and checkpointed."""
+    if by is not None:
+        require_name(by)
+    answer = host.kernel.call(op, process=process, by=by)
     host.kernel.call("finish")
     return {
         "process": process,

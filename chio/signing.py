@@ -12,13 +12,14 @@ import secrets
 from dataclasses import dataclass
 from typing import Literal
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-RecordType = Literal["receipt", "launch", "exit", "bootstrap", "capability", "observation"]
+RecordType = Literal["receipt", "launch", "exit", "bootstrap", "capability", "observation", "epoch"]
 
 _DOMAINS: dict[str, bytes] = {
     name: f"chio/{name}/v1".encode() + b"\0"
-    for name in ("receipt", "launch", "exit", "bootstrap", "capability", "observation")
+    for name in ("receipt", "launch", "exit", "bootstrap", "capability", "observation", "epoch")
 }
 
 
@@ -61,6 +62,15 @@ class Keyring:
     @classmethod
     def generate(cls) -> Keyring:
         return cls(SigningKey.generate(), SigningKey.generate(), SigningKey.generate())
+
+
+def holds(public: str, message: bytes, signature: bytes) -> bool:
+    """Whether a key of ours made this signature. What an auditor checks is `verify`'s, and stricter."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def signed_text(body: bytes, signature: str) -> bytes:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from chio.errors import ChioError, HostFault, InputError
-from chio.kernel.store import CommitFailed, Store, unreadable
+from chio.kernel import database, vault
+from chio.kernel.database import CommitFailed, unreadable
+from chio.kernel.store import Store
 from chio.tools.mcp import Tool
 from chio.wire import Channel
 from confine import ConfineError
@@ -36,6 +38,9 @@ def main() -> int:
         if message["op"] == "init":
             channel.send(_reply(message, lambda: _initialize(message, fds)))
             return 0
+        if message["op"] == "restore":
+            channel.send(_reply(message, lambda: _restore(message, fds)))
+            return 0
         if message["op"] == "quit":
             channel.send({"re": message["id"], "ok": True})
             return 0
@@ -51,7 +56,25 @@ def _initialize(message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
 
     config, policy = (Source(file, base64.b64decode(text)) for file, text in (message["config"], message["policy"]))
     tools = _declared(message["servers"], fds, config.path) if message["servers"] else {}
-    return {"result": initialize(Path(message["path"]), config, policy, message["allow_volatile"], tools)}
+    key = vault.read_key(fds[-1], message["key_file"]) if message.get("key_file") else None
+    return {"result": initialize(Path(message["path"]), config, policy, message["allow_volatile"], tools, key)}
+
+
+def _restore(message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    import base64
+
+    from chio.kernel.backup import Restore, restore
+
+    checkpoint, file = message["checkpoint"], message["key_file"]
+    asked = Restore(
+        Path(message["backup"]),
+        Path(message["path"]),
+        message["by"],
+        Path(message["signing_keys"]) if message["signing_keys"] else None,
+        (base64.b64decode(checkpoint[0]), checkpoint[1]) if checkpoint else None,
+        message["allow_volatile"],
+    )
+    return {"result": restore(asked, (vault.read_key(fds[0], file), file) if file else None)}
 
 
 def _declared(servers: list[str], fds: list[int], file: str) -> dict[str, list[Tool]]:
@@ -113,9 +136,11 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
     def start() -> dict[str, Any]:
         path = message["path"]
         os.fchdir(directory)
-        store = Store.open(directory, path)
+        store = Store(database.open_existing(directory, path))
         try:
-            kernel = Kernel(loop, store, directory, path, message["allow_volatile"], control)
+            file = message.get("key_file")
+            key = vault.read_key(fds[2], file) if file else None
+            kernel = Kernel(loop, store, directory, path, message["allow_volatile"], control, key, file)
         except sqlite3.DatabaseError as error:
             store.close()
             raise unreadable(path, error) from error
@@ -136,6 +161,7 @@ def _serve(channel: Channel, message: dict[str, Any], fds: list[int]) -> int:
             "config": kernel.config_text,
             "grants_live": kernel.grants_live(),
             "recovered": kernel.recovered,
+            "replay_only": kernel.replay_only,
         }
 
     reply = _reply(message, start)

@@ -184,7 +184,7 @@ def _custody(call: CallRow, intents: list[int]) -> str:
 
 def _leaf(kernel: Kernel, index: int, size: int) -> dict[str, Any]:
     """One leaf as the log hashes it, with its proof under the checkpoint of `size` leaves."""
-    kind, body, signature, _ = kernel.store.leaf(index)
+    kind, body, signature = kernel.store.leaf(index)
     proof = [
         root_of(hashed for _, hashed in islice(kernel.store.leaf_hashes(start), end - start))
         for start, end in proof_ranges(index, size)

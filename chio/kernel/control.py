@@ -19,11 +19,12 @@ from typing import Any
 
 from chio import canonical
 from chio.errors import ChioError, HostFault, InputError, StateError
-from chio.kernel import attest, recovery
+from chio.kernel import attest, epoch, plans, recovery
 from chio.kernel.connections import MAX_CONNECTIONS, Listener
 from chio.kernel.invocations import Caller
 from chio.kernel.process import Kernel
 from chio.kernel.tree import Node
+from chio.kernel.vault import OpenVault
 from chio.kernel.writer import Item
 from chio.tools.mcp import ServerFault
 from chio.wire import Channel
@@ -118,12 +119,16 @@ class Control:
             "revoke": self._revoke,
             "revoke_capability": self._revoke_capability,
             "cancel": self._cancel,
+            "delete": self._delete,
+            "accept": self._accept,
         }[op]
 
         def answer(reply: dict[str, Any]) -> None:
-            self._send(reply)
+            if op == "delete" and reply["ok"]:
+                self._kernel.store.erase_log()
             if op == "server_started" and reply["ok"]:
                 self._spawn(self._attach(message["server"], fds[0], fds[1]))
+            self._send(reply)
 
         def run() -> dict[str, Any]:
             try:
@@ -159,13 +164,17 @@ class Control:
     def _freeze(self, message: dict[str, Any]) -> dict[str, Any]:
         """Keep the plan of the first run; `plan` is what is frozen now, which the host compares with its own."""
         kernel = self._kernel
-        frozen = kernel.host["plan"]
-        if frozen is None and message["plan"] is not None:
+        if kernel.host["plan"] is None and message["plan"] is not None:
+            plan, inputs = plans.without_inputs(message["plan"])
             kernel.writer.open_commit()
-            frozen = message["plan"]
-            kernel.store.set_host("plan", frozen)
-            kernel.host["plan"] = frozen
-        return {"plan": frozen}
+            kernel.store.set_host("plan", plan)
+            for process, value in inputs.items():
+                kernel.store.put_plan_input(process, value)
+            kernel.host["plan"] = plan
+        if kernel.host["plan"] is None:
+            return {"plan": None, "deleted": []}
+        plan = plans.with_inputs(kernel.host["plan"], kernel.store.plan_inputs())
+        return {"plan": plan, "deleted": kernel.store.tombstones()}
 
     def _progress(self, _message: dict[str, Any]) -> dict[str, Any]:
         kernel = self._kernel
@@ -346,6 +355,53 @@ class Control:
 
     def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"cancelled_processes": self._kernel.cancel(self._node(message).id, "operator")}
+
+    def _delete(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Destroy a process's data key, with its tombstone in the same commit; again, it says where that one is."""
+        kernel, node = self._kernel, self._node(message)
+        before = kernel.store.tombstone(node.id)
+        if before is not None:
+            return {"tombstone": before}
+        vault = kernel.store.vault
+        if isinstance(vault, OpenVault):
+            raise StateError(
+                "the data of a process cannot be deleted",
+                file=kernel.path,
+                why="the state is not encrypted, so there is no key to destroy",
+                fix="remove the state, or make the next one with `init --key-file`",
+            )
+        if node.running:
+            raise StateError(
+                "only the data of a cancelled process can be deleted",
+                file=kernel.path,
+                field="--process",
+                why=f"{node.id} is running",
+                fix="`chio process cancel` it first",
+            )
+        kernel.store.overwrite_what_is_deleted()
+        kernel.writer.open_commit()
+        tombstone = kernel.ledger.record("tombstone", {"process_id": node.id, "by": message["by"]})
+        kernel.store.delete_data(node.id, tombstone)
+        vault.destroy(node.id)
+        kernel.state.reload()
+        return {"tombstone": tombstone}
+
+    def _accept(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The operator takes a restored state into service: from here on new work is admitted."""
+        kernel = self._kernel
+        if not kernel.replay_only:
+            raise StateError(
+                "there is nothing to accept",
+                file=kernel.path,
+                why="the state was not restored, or was accepted before",
+                fix="run or serve it",
+            )
+        kernel.writer.open_commit()
+        epoch_members = epoch.members(kernel.host["epoch"], "accepted", message["by"], kernel.log)
+        kernel.ledger.signed_record("epoch", epoch_members)
+        kernel.store.set_host("replay_only", 0)
+        kernel.ledger.replay_only = False
+        return {"epoch": kernel.host["epoch"]}
 
     def _finish(self, _message: dict[str, Any]) -> dict[str, Any]:
         """A checkpoint of the log, committed before it is shown."""

@@ -18,12 +18,13 @@ import orjson
 
 from chio import canonical, schema, statedir
 from chio.errors import StateError
-from chio.kernel import budgets, grants
+from chio.kernel import budgets, database, grants
 from chio.kernel.clock import Clock
 from chio.kernel.constraints import require_schemas
 from chio.kernel.grants import Capability
 from chio.kernel.log import Log, leaf_hash, origin
 from chio.kernel.store import Store
+from chio.kernel.vault import HOST
 from chio.signing import Keyring, signed_text
 from chio.tools.mcp import Tool
 from chio.tools.router import tools_digest
@@ -112,8 +113,12 @@ def initialize(
     policy_source: Source,
     allow_volatile: bool,
     servers: dict[str, list[Tool]] | None = None,
+    key: bytes | None = None,
 ) -> dict[str, Any]:
-    """Make the state; the JSON that the command prints. Raises `InputError`, `StateError`: nothing servable is left."""
+    """Make the state; the JSON that the command prints. Raises `InputError`, `StateError`: nothing servable is left.
+
+    `key`: of a key file, for a state whose workers' data is encrypted at rest.
+    """
     decided = _decide(config_source, policy_source, servers or {})
     _refuse_volatile_parent(path, allow_volatile)
 
@@ -124,8 +129,12 @@ def initialize(
     signature, bootstrap_id = decided.keys.kernel.sign("bootstrap", body)
     _write_files(directory, decided, signed_text(body, signature))
     os.fchdir(directory)
-    store = Store.create(directory)
+    store = Store(database.create(directory))
     store.begin()
+    if key is not None:
+        from chio.kernel.sealed import new_keys
+
+        store.put_data_keys(new_keys(key, decided.runtime_id, [HOST, *decided.issued]))
     _write_rows(store, decided, body, signature, bootstrap_id)
     store.commit()
     os.fsync(directory)
@@ -205,7 +214,7 @@ def _write_rows(store: Store, decided: _Decided, body: bytes, signature: str, bo
         store.put_mailbox(box.id)
     log = Log(origin(decided.runtime_id), decided.keys.log)
     hashed = leaf_hash("bootstrap", body, signature)
-    store.put_leaf(log.append(hashed), "bootstrap", body, signature, None, hashed)
+    store.put_leaf(log.append(hashed), "bootstrap", body, signature, hashed)
     store.put_checkpoint(log.size, b"".join(log.frontier), log.note())
 
 

@@ -22,6 +22,7 @@ from chio.kernel.admission import EVIDENCE, GUARD_OF, Facts, Verdict, decide
 from chio.kernel.calls import MAX_DISPATCHES, OUTCOMES, TRANSITIONS, Counts, Event, State, transition
 from chio.kernel.clock import Clock
 from chio.kernel.constraints import Constraints
+from chio.kernel.counters import AMBIGUOUS, Counters
 from chio.kernel.grants import MAILBOX_SERVER, covering
 from chio.kernel.invocations import (
     Answer,
@@ -73,6 +74,8 @@ class Ledger:
         runtime_id: str,
         policy_hash: str,
         servers: Servers,
+        counters: Counters,
+        replay_only: bool,
         open_commit: Callable[[], None],
         has_room: Callable[[], bool],
     ) -> None:
@@ -85,6 +88,8 @@ class Ledger:
         self._runtime_id = runtime_id
         self._policy_hash = policy_hash
         self._servers = servers
+        self._counters = counters
+        self.replay_only = replay_only  # restored from a backup, and the operator has not accepted it yet
         self._open_commit = open_commit
         self._has_room = has_room
         self._constraints = Constraints()
@@ -92,12 +97,14 @@ class Ledger:
 
     # --- the log -------------------------------------------------------------------------------------------------
 
-    def append(self, kind: str, body: bytes, signature: str | None = None, disclosed: bytes | None = None) -> int:
-        """One typed leaf; its index."""
+    def append(
+        self, kind: str, body: bytes, signature: str | None = None, disclosed: tuple[str, bytes] | None = None
+    ) -> int:
+        """One typed leaf; its index. `disclosed`: whose it is, and the text."""
         self._open_commit()
         hashed = leaf_hash(kind, body, signature)
         index = self._log.append(hashed)
-        self._store.put_leaf(index, kind, body, signature, disclosed, hashed)
+        self._store.put_leaf(index, kind, body, signature, hashed, disclosed)
         return index
 
     def record(self, kind: str, members: dict[str, Any]) -> int:
@@ -130,6 +137,8 @@ class Ledger:
         if self._quarantined and (node.id, request.key) in self._quarantined:
             raise CallError("runtime_error")
         known = self._store.find_call(node.id, request.key)
+        if known is not None and not known.parameter_salt:  # its row does not open
+            raise CallError("runtime_error")
         salt = known.parameter_salt if known else secrets.token_bytes(receipts.SALT_BYTES)
         parameter_hash = receipts.commitment(salt, request.parameters)
         binding = receipts.binding(
@@ -148,6 +157,8 @@ class Ledger:
             return self._repeat(known, caller, request, facts)
         if decision.verdict in (Verdict.CANCELLED, Verdict.CONFLICT, Verdict.LIMIT_REACHED):
             raise CallError(decision.verdict.value)
+        if self.replay_only:
+            raise CallError("runtime_error")
         call = self._new_call(caller, request, salt, parameter_hash, binding)
         checks = EVIDENCE[decision.verdict]
         if decision.grant is None:
@@ -210,7 +221,7 @@ class Ledger:
         if call.state is State.DISPATCHED:
             return Live(call)
         event = self._repeat_event(call, caller.node)
-        if event is None:
+        if event is None or self.replay_only:
             return self._replay(call)
         # Every check but counting is made again; a repeat that one refuses replays what is retained.
         decision = decide(replace(facts, known_binding=None, budget=[]))
@@ -341,6 +352,8 @@ class Ledger:
         if Counts.REFUND in move.counts:
             for name, position in orjson.loads(call.debited or "[]"):
                 self._store.debit_grant(name, position, -1)
+        if event is Event.FOUND_AT_START:
+            self._counters.add(call.process, AMBIGUOUS)
         self._store.move_call(call, before)
         return Answer(result_text(call, receipt), receipt)
 
@@ -424,10 +437,11 @@ class Ledger:
     def _replay(self, call: CallRow) -> Answer:
         if call.receipt is None:
             raise CallError("runtime_error")
-        kind, body, signature, disclosed = self._store.leaf(call.receipt)
-        if kind != "receipt" or not _answers(call, body, disclosed):
+        kind, body, signature = self._store.leaf(call.receipt)
+        disclosed = self._store.disclosed(call.receipt, call.process)
+        if kind != "receipt" or disclosed is None or not _answers(call, body, disclosed):
             raise CallError("runtime_error")
-        receipt = receipts.text(body.encode(), (disclosed or "{}").encode(), (signature or "").encode())
+        receipt = receipts.text(body.encode(), disclosed, (signature or "").encode())
         return Answer(result_text(call, receipt), receipt)
 
     def _receipt(
@@ -467,15 +481,15 @@ class Ledger:
         )
         disclosed = receipts.disclosed(parameters, call.parameter_salt, output_salt)
         signature, _ = self._key.sign("receipt", body)
-        call.receipt = self.append("receipt", body, signature, disclosed)
+        call.receipt = self.append("receipt", body, signature, (call.process, disclosed))
         return receipts.text(body, disclosed, signature.encode())
 
 
-def _answers(call: CallRow, body: str, disclosed: str | None) -> bool:
+def _answers(call: CallRow, body: str, disclosed: bytes) -> bool:
     """Whether a receipt is this call's, and its output the one that the receipt commits to."""
     try:
         receipt = orjson.loads(body)
-        salt = orjson.loads(disclosed or "{}").get("output_salt")
+        salt = orjson.loads(disclosed).get("output_salt")
     except orjson.JSONDecodeError:
         return False
     if receipt["call"] != call_members(call) or receipt["decision"]["verdict"] != OUTCOMES[call.state].decision:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
-from chio.signing import SigningKey
+from chio.signing import SigningKey, holds
 
 MAX_LEAVES_PER_CHECKPOINT = 1000
 
@@ -46,6 +46,10 @@ def _root(frontier: tuple[bytes, ...]) -> bytes:
     for left in reversed(frontier[:-1]):
         node = _node(left, node)
     return node
+
+
+class NotACheckpoint(ValueError):
+    """A text that is no checkpoint of this log; the message says why."""
 
 
 @dataclass(slots=True)
@@ -105,6 +109,24 @@ def root_of(hashes: Iterable[bytes]) -> bytes:
     for size, hashed in enumerate(hashes):
         frontier = _grown(frontier, size, hashed)
     return _root(frontier)
+
+
+def read_note(note: bytes, name: str, public: str) -> tuple[int, bytes]:
+    """(size, root) of a C2SP tlog-checkpoint that this log's own key signed. Raises `NotACheckpoint`."""
+    text, blank, signatures = note.rpartition(b"\n\n")
+    lines = (text + b"\n").split(b"\n")
+    if not blank or len(lines) != 4 or lines[0] != name.encode() or not lines[1].isdigit():
+        raise NotACheckpoint(f"it is not a checkpoint of {name}")
+    mark = b"\xe2\x80\x94 " + name.encode() + b" "
+    for line in signatures.splitlines():
+        if line.startswith(mark):
+            try:
+                signature, root = (base64.b64decode(part, validate=True) for part in (line[len(mark) :], lines[2]))
+            except ValueError as error:
+                raise NotACheckpoint("it is not base64") from error
+            if holds(public, text + b"\n", signature[4:]):
+                return int(lines[1]), root
+    raise NotACheckpoint("the log's key did not sign it")
 
 
 def origin(runtime_id: str) -> str:

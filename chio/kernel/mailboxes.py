@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import orjson
@@ -88,7 +87,7 @@ class Mailboxes:
         payload = canonical.encode_scanned(arguments["payload"], plain)
         if len(payload) > limits.max_message_bytes:
             return Refused("invalid_arguments", f"payload: {len(payload)} bytes, at most {limits.max_message_bytes}")
-        digest = sha256(payload).hexdigest()
+        digest = self._store.payload_digest(sender, payload)
         last, acknowledged, pending, pending_bytes = self._store.mailbox(mailbox)
         known = self._store.message_by_key(mailbox, key)
         if known is not None:

@@ -18,20 +18,21 @@ from typing import Any, Protocol
 import orjson
 
 from chio import canonical, schema, statedir, wire
-from chio.errors import StateError
-from chio.kernel import grants, recovery
+from chio.kernel import counters, grants, receipts, recovery
 from chio.kernel.calls import Event
 from chio.kernel.clock import Clock
 from chio.kernel.connections import Connection, Connections
+from chio.kernel.database import half_initialised
 from chio.kernel.invocations import Answer, Caller, CallError, Dispatch, Down, Live, Request, read_request
 from chio.kernel.ledger import Ledger
 from chio.kernel.log import Log, origin
 from chio.kernel.mailboxes import Mailboxes, Waiting
+from chio.kernel.pinned import read_pinned
 from chio.kernel.state import MAX_BLOB_BYTES, StateRefused, WorkerState
-from chio.kernel.store import CallRow, Store, half_initialised
+from chio.kernel.store import CallRow, Store
 from chio.kernel.tree import Node, Tree
+from chio.kernel.vault import OpenVault, Unsealable, vault_of
 from chio.kernel.writer import PARKED, Item, Writer
-from chio.signing import Keyring, SigningKey
 from chio.tools import mcp
 from chio.tools.router import Router
 
@@ -86,6 +87,8 @@ class Kernel:
         path: str,
         allow_volatile: bool,
         link: HostLink,
+        key: bytes | None = None,
+        key_file: str | None = None,
     ) -> None:
         self.path = path
         self._loop = loop
@@ -93,18 +96,23 @@ class Kernel:
         self.host = self.store.host()
         if not self.host.get("ready"):
             raise half_initialised(path)
-        keys, self.config_text, bootstrap = _pinned(directory, self.host, path)
+        keys, self.config_text, bootstrap = read_pinned(directory, self.host, path)
         self.config = schema.host_config(self.config_text.encode(), f"{path}/{statedir.CONFIG}")
         if not bootstrap["storage"]["volatile"]:
             statedir.require_durable(directory, Path(path), allow_volatile)
         self.runtime_id: str = self.host["runtime_id"]
+        self.store.vault = vault_of(key, self.runtime_id, self.store.data_keys(), path, key_file)
+        if self.store.tombstones():
+            self.store.erase_log()  # a kill may have come between a deletion's commit and this
         self.kernel_key = keys.kernel.public
         self.log = Log(origin(self.runtime_id), keys.log)
         recovery.restore_log(self.store, self.log, path)
         self.clock = Clock(recovery.newest_time_ms(self.store))
         self.tree = Tree(self.store, path)
         self.state = WorkerState(self.store, self.config.limits.state)
-        self.writer = Writer(loop, self.store, self.log, self._rolled_back, recovery.open_receipts(directory))
+        self.counters = counters.Counters(self.store)
+        receipts_fd = recovery.open_receipts(directory)
+        self.writer = Writer(loop, self.store, self.log, self.counters, self._rolled_back, receipts_fd)
         self.router = _router(loop, self.config, bootstrap, link.server_needed)
         self.ledger = Ledger(
             self.store,
@@ -116,6 +124,8 @@ class Kernel:
             runtime_id=self.runtime_id,
             policy_hash=bootstrap["policy_digest"],
             servers=self.router,
+            counters=self.counters,
+            replay_only=bool(self.host["replay_only"]),
             has_room=self._has_room,
             open_commit=self.writer.open_commit,
         )
@@ -129,6 +139,10 @@ class Kernel:
     def _rolled_back(self) -> None:
         self.tree.reload()
         self.state.reload()
+
+    @property
+    def replay_only(self) -> bool:
+        return self.ledger.replay_only
 
     def grants_live(self) -> bool:
         now_ms = self.clock.now_ms()
@@ -182,6 +196,11 @@ class Kernel:
                     self._submit_work(caller, connection, lambda: self._checkpoint(caller.node, operation, plain))
                 case "blob_put":
                     self._submit_work(caller, connection, lambda: self._put_blob(caller.node, operation))
+                case "note":
+                    noted = counters.read_note(operation)
+                    if noted is None:
+                        raise CallError("invalid_request")
+                    self._submit_work(caller, connection, lambda: self._note(caller.node, *noted))
                 case "cancel":
                     _only(operation, "op")
                     self._submit_work(caller, connection, lambda: self._cancel(caller.node))
@@ -191,6 +210,8 @@ class Kernel:
             connection.reply(wire.error_frame(error.code))
         except canonical.NotCanonical:
             connection.reply(wire.error_frame("invalid_request"))
+        except Unsealable:
+            connection.reply(wire.error_frame("runtime_error"))
 
     def _submit(self, receive: _Receive) -> None:
         self.writer.submit(
@@ -220,8 +241,12 @@ class Kernel:
             self._await_server(receive, result.server)
             return PARKED
         if isinstance(result, Answer):
-            self.writer.show_receipt(result.receipt)
+            self._show_receipt(result.receipt)
         return result
+
+    def _show_receipt(self, receipt: bytes) -> None:
+        """A line of `receipts.ndjson`; of an encrypted state, without what only its key file may show."""
+        self.writer.show_receipt(receipt if isinstance(self.store.vault, OpenVault) else receipts.withheld(receipt))
 
     def _answer(self, receive: _Receive, result: Answer | Dispatch | str) -> None:
         """After the commit."""
@@ -293,7 +318,7 @@ class Kernel:
         def work() -> Answer:
             answer = self.ledger.settle(replace(call), event, detail, output)
             if self._flights[key].waiters:
-                self.writer.show_receipt(answer.receipt)
+                self._show_receipt(answer.receipt)
             return answer
 
         def answer(result: Answer) -> None:
@@ -385,6 +410,8 @@ class Kernel:
         def run() -> bytes:
             try:
                 self._require_running(caller.node)
+                if self.ledger.replay_only:
+                    raise CallError("runtime_error")
                 return wire.ok_frame(work())
             except (CallError, StateRefused) as error:
                 return wire.error_frame(error.code)
@@ -395,10 +422,23 @@ class Kernel:
         if not all(above.running for above in node.path):
             raise CallError("cancelled")
 
-    def _checkpoint(self, node: Node, operation: dict[str, Any], plain: bool) -> bytes:
-        revision, value = self.state.next_checkpoint(node.id, operation, plain)
+    def _note(self, node: Node, name: str, age_ms: int | None) -> bytes:
+        """What a worker says of its own resume, for the operator's counters."""
         self.writer.open_commit()
-        self.store.put_worker_checkpoint(node.id, revision, value)
+        self.store.count(node.id, name, 1)
+        if age_ms is not None:
+            self.store.gauge(node.id, counters.RESUME_AGE_MS, age_ms)
+        return b"{}"
+
+    def _checkpoint(self, node: Node, operation: dict[str, Any], plain: bool) -> bytes:
+        try:
+            revision, value = self.state.next_checkpoint(node.id, operation, plain)
+        except StateRefused as error:
+            if error.code == "checkpoint_conflict":
+                self.counters.add(node.id, counters.CONFLICTS)
+            raise
+        self.writer.open_commit()
+        self.store.put_worker_checkpoint(node.id, revision, value, self.clock.now_ms())
         return b'{"revision":"' + revision.encode() + b'","value":' + value + b"}"
 
     def _put_blob(self, node: Node, operation: dict[str, Any]) -> bytes:
@@ -510,57 +550,3 @@ def _router(
 def _only(operation: dict[str, Any], *fields: str) -> None:
     if operation.keys() != set(fields):
         raise CallError("invalid_request")
-
-
-def _pinned(directory: int, host: dict[str, Any], path: str) -> tuple[Keyring, str, dict[str, Any]]:
-    """Keys, config and bootstrap of the state, each held against the signed bootstrap before anything starts."""
-    bootstrap = orjson.loads(host["bootstrap"])["body"]
-    try:
-        seeds = orjson.loads(statedir.read(directory, statedir.KEYS))
-        keys = Keyring(*(SigningKey(bytes.fromhex(seeds[name])) for name in ("kernel", "log", "authority")))
-        config_text = statedir.read(directory, statedir.CONFIG)
-        policy_text = statedir.read(directory, statedir.POLICY)
-    except (OSError, KeyError, ValueError) as error:
-        raise StateError(
-            "the state cannot be served",
-            file=path,
-            why=f"a pinned file cannot be read: {error}",
-            fix="restore the state from a backup",
-        ) from error
-    if (keys.kernel.public, keys.log.public, keys.authority.public) != (
-        bootstrap["kernel_key"],
-        bootstrap["log_key"],
-        bootstrap["authority_key"],
-    ):
-        raise StateError(
-            "the state cannot be served",
-            file=f"{path}/{statedir.KEYS}",
-            why="its keys are not the bootstrap's",
-            fix="restore the state from a backup",
-        )
-    for name, text, digest, source in (
-        (statedir.CONFIG, config_text, bootstrap["config_digest"], host["config_path"]),
-        (statedir.POLICY, policy_text, bootstrap["policy_digest"], host["policy_path"]),
-    ):
-        if sha256(text).hexdigest() != digest:
-            raise StateError(
-                "a pinned document was changed", file=f"{path}/{name}", fix="restore it; the state pins its digest"
-            )
-        _refuse_changed_source(source, digest)
-    return keys, config_text.decode(), bootstrap
-
-
-def _refuse_changed_source(source: str, digest: str) -> None:
-    """The operator's own file, if it is still there, says what was pinned; a silent difference would mislead."""
-    try:
-        with open(source, "rb") as file:
-            now = sha256(file.read(schema.MAX_DOCUMENT_BYTES + 1)).hexdigest()
-    except OSError:
-        return
-    if now != digest:
-        raise StateError(
-            "a document was changed since init",
-            file=source,
-            why="the state pins its bytes",
-            fix="restore it, or start a new state for the changed one",
-        )

@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,32 +19,38 @@ from typing import Any
 import orjson
 import peewee
 
-from chio import statedir
-from chio.errors import InputError, StateError
+from chio import keyfile, statedir
+from chio.errors import InputError
 from chio.kernel import receipts
-from chio.kernel.store import APPLICATION_ID, SCHEMA_VERSION, half_initialised, unreadable
+from chio.kernel.counters import NAMES
+from chio.kernel.database import half_initialised, require_version, unreadable
+from chio.kernel.vault import HOST, Unsealable, Vault, read_key, vault_of
 
 _WAL = f"{statedir.DATABASE}-wal"
 
 
 class Reader:
-    """One snapshot of a state. `live` says whether a host was running on it."""
+    """One snapshot of a state. `live` says whether a host was running on it. `key` is that of its key file."""
 
-    def __init__(self, database: peewee.SqliteDatabase, path: Path, live: bool) -> None:
+    def __init__(self, database: peewee.SqliteDatabase, path: Path, live: bool, key: tuple[bytes, str] | None) -> None:
         self._database = database
         self._path = path
         self.live = live
-        version, application = self._one("PRAGMA user_version")[0], self._one("PRAGMA application_id")[0]
-        if (application, version) == (0, 0):
-            raise half_initialised(str(path))
-        if application != APPLICATION_ID or version != SCHEMA_VERSION:
-            raise StateError(
-                "the state is of another version",
-                file=str(path),
-                field="user_version",
-                why=f"{version}, this program reads {SCHEMA_VERSION}",
-                fix="use the program that made it",
-            )
+        self._key = key
+        require_version(database, str(path))
+
+    @cached_property
+    def _vault(self) -> Vault:
+        """What opens the workers' data; asked for by the readers that show some. Raises `StateError`."""
+        wrapped = dict(self._database.execute_sql("SELECT process, wrapped FROM data_key WHERE wrapped IS NOT NULL"))
+        key, file = self._key or (None, None)
+        return vault_of(key, self._one("SELECT runtime_id FROM host")[0], wrapped, str(self._path), file)
+
+    def _opened(self, owner: str, place: str, sealed: bytes) -> bytes:
+        try:
+            return self._vault.open(owner, place, sealed)
+        except Unsealable as error:
+            raise unreadable(str(self._path), error) from error
 
     def _rows(self, statement: str, *values: Any) -> list[dict[str, Any]]:
         cursor = self._database.execute_sql(statement, values)
@@ -58,8 +65,8 @@ class Reader:
 
     def status(self) -> dict[str, Any]:
         """`chio.process.status.v1`."""
-        runtime_id, created_ms, ready, planned = self._one(
-            "SELECT runtime_id, created_ms, ready, plan IS NOT NULL FROM host"
+        runtime_id, created_ms, ready, planned, epoch, replay_only = self._one(
+            "SELECT runtime_id, created_ms, ready, plan IS NOT NULL, epoch, replay_only FROM host"
         )
         attempts = self._rows(
             "SELECT process, number, state, confined, launch_id, outcome, peak_resident_bytes, cpu_ms FROM attempt"
@@ -67,10 +74,16 @@ class Reader:
         )
         processes = self._rows(
             "SELECT process.id AS process_id, parent AS parent_id, depth, state, ceiling, calls, capability_id,"
-            " coalesce(revision, '0') AS checkpoint_revision FROM process JOIN usage ON usage.process = process.id"
-            " LEFT JOIN worker_checkpoint ON worker_checkpoint.process = process.id ORDER BY position"
+            " coalesce(revision, '0') AS checkpoint_revision, coalesce(bytes, 0) AS checkpoint_bytes,"
+            " saved_ms AS checkpoint_saved_ms, tombstone FROM process JOIN usage ON usage.process = process.id"
+            " LEFT JOIN worker_checkpoint ON worker_checkpoint.process = process.id"
+            " LEFT JOIN data_key ON data_key.process = process.id ORDER BY position"
         )
+        counted: dict[str, dict[str, int]] = {}
+        for row in self._rows("SELECT process, name, value FROM counter"):
+            counted.setdefault(row["process"], {})[row["name"]] = row["value"]
         for process in processes:
+            process["counters"] = {name: counted.get(process["process_id"], {}).get(name, 0) for name in NAMES}
             process["attempts"] = [
                 {
                     name: bool(value) if name == "confined" else value
@@ -87,6 +100,9 @@ class Reader:
             "initialized": bool(ready),
             "live": self.live,
             "planned": bool(planned),
+            "encrypted": self._one("SELECT count(*) FROM data_key")[0] > 0,
+            "epoch": epoch,
+            "replay_only": bool(replay_only),
             "processes": processes,
             "mailboxes": self._rows(
                 "SELECT id, last_sequence, acknowledged_through, pending_messages, pending_bytes FROM mailbox"
@@ -106,6 +122,7 @@ class Reader:
 
     def logs(self, process: str, number: int) -> dict[str, Any]:
         """`chio.process.logs.v1` of exactly one attempt."""
+        self._require_key()
         self._require_process(process)
         found = self._rows("SELECT state, outcome FROM attempt WHERE process = ? AND number = ?", process, number)
         if not found:
@@ -125,7 +142,8 @@ class Reader:
         document: dict[str, Any] = {"schema": "chio.process.logs.v1", "process": process, "attempt": number, **found[0]}
         for stream in ("stdout", "stderr"):
             row = streams.get(stream)
-            document[stream] = row["kept"].decode("utf-8", "replace") if row else None
+            kept = self._opened(process, f"log/{number}/{stream}", row["kept"]) if row else None
+            document[stream] = kept.decode("utf-8", "replace") if kept is not None else None
             document[f"{stream}_bytes"] = row["bytes"] if row else None
         return document
 
@@ -147,43 +165,71 @@ class Reader:
                 fix=f"one of {', '.join(names)}; the newest starts are kept" if names else "no tool server was started",
             )
         row = found[0]
+        kept = row["kept"]
+        if kept is not None:
+            kept = self._opened(HOST, f"server/{server}/{row['number']}", kept)
         return {
             "schema": "chio.process.server-log.v1",
             "server": server,
             "start": row["number"],
             "outcome": row["outcome"],
-            "stderr": row["kept"].decode("utf-8", "replace") if row["kept"] is not None else None,
+            "stderr": kept.decode("utf-8", "replace") if kept is not None else None,
             "stderr_bytes": row["bytes"],
         }
 
     def state(self, process: str, blob: str | None) -> dict[str, Any]:
         """`chio.process.application-state.v1`: the checkpoint, or one blob verified against its digest."""
+        self._require_key()
         self._require_process(process)
+        self._require_data(process)
         if blob is None:
             rows = self._rows("SELECT revision, value FROM worker_checkpoint WHERE process = ?", process)
-            held = rows[0] if rows else {"revision": "0", "value": "null"}
-            data: dict[str, Any] = {"checkpoint": {"revision": held["revision"], "value": orjson.loads(held["value"])}}
+            revision, value = "0", b"null"
+            if rows:
+                revision = rows[0]["revision"]
+                value = self._opened(process, f"checkpoint/{revision}", rows[0]["value"])
+            data: dict[str, Any] = {"checkpoint": {"revision": revision, "value": orjson.loads(value)}}
         else:
-            rows = self._rows("SELECT data FROM blob WHERE process = ? AND sha256 = ?", process, blob)
-            if not rows or sha256(rows[0]["data"]).hexdigest() != blob:
+            named = self._vault.digest(process, "blob", blob)
+            rows = self._rows("SELECT data FROM blob WHERE process = ? AND sha256 = ?", process, named)
+            body = self._opened(process, f"blob/{blob}", rows[0]["data"]) if rows else None
+            if body is None or sha256(body).hexdigest() != blob:
                 raise InputError(
                     "there is no such blob",
                     file=str(self._path),
                     field="--blob",
-                    why="missing" if not rows else "its bytes do not match its digest",
+                    why="missing" if body is None else "its bytes do not match its digest",
                     fix="name a digest that the process stored",
                 )
-            body: bytes = rows[0]["data"]
             data = {"blob": {"sha256": blob, "bytes": len(body), "data_base64": base64.b64encode(body).decode()}}
         return {"schema": "chio.process.application-state.v1", "process": process, "data": data}
 
     def receipts(self) -> Iterator[bytes]:
-        """Every receipt in log order, its original text."""
+        """Every receipt in log order, its original text; of a process whose data was deleted, what is left of it."""
+        self._require_key()
         cursor = self._database.execute_sql(
-            "SELECT body, disclosed, signature FROM leaf WHERE type = 'receipt' ORDER BY idx"
+            "SELECT idx, body, disclosed, signature, json_extract(body, '$.call.process_id') FROM leaf"
+            " WHERE type = 'receipt' ORDER BY idx"
         )
-        for body, disclosed, signature in cursor:
-            yield receipts.text(body.encode(), disclosed.encode(), signature.encode())
+        for index, body, sealed, signature, process in cursor:
+            disclosed = self._opened(process, f"disclosed/{index}", sealed) if sealed is not None else b"{}"
+            yield receipts.text(body.encode(), disclosed, signature.encode())
+
+    def _require_key(self) -> None:
+        """Refuse a missing or wrong key file before anything is shown."""
+        self._vault  # noqa: B018
+
+    def _require_data(self, process: str) -> None:
+        """Refuse to show what was deleted as if it had never been."""
+        rows = self._rows("SELECT tombstone FROM data_key WHERE process = ? AND tombstone IS NOT NULL", process)
+        if rows:
+            raise InputError(
+                "the data of this process was deleted",
+                file=str(self._path),
+                field="--process",
+                why=f"leaf {rows[0]['tombstone']} of the log says so",
+                fix="nothing brings it back; its receipts and its budget still verify",
+            )
 
     def _require_process(self, process: str) -> None:
         if not self._rows("SELECT 1 FROM process WHERE id = ?", process):
@@ -198,13 +244,14 @@ class Reader:
 
 
 @contextmanager
-def open_state(path: Path) -> Iterator[Reader]:
-    """A snapshot of the state at `path`. Raises `StateError`."""
+def open_state(path: Path, key_file: Path | None = None) -> Iterator[Reader]:
+    """A snapshot of the state at `path`. Raises `StateError`; a key file is needed for the data of an encrypted one."""
     directory = statedir.open_existing(path)
+    key = _read_key_file(key_file, path) if key_file is not None else None
     lock = statedir.lock_for_reading(directory, path)
     try:
         if lock is None:
-            with _opened(path / statedir.DATABASE, "ro", path, True) as reader:
+            with _opened(path / statedir.DATABASE, "ro", path, True, key) as reader:
                 yield reader
             return
         with tempfile.TemporaryDirectory(prefix="chio-read-") as private:
@@ -212,7 +259,7 @@ def open_state(path: Path) -> Iterator[Reader]:
                 _copy(directory, name, Path(private) / name)
             os.close(lock)
             lock = None
-            with _opened(Path(private) / statedir.DATABASE, "rw", path, False) as reader:
+            with _opened(Path(private) / statedir.DATABASE, "rw", path, False, key) as reader:
                 yield reader
     finally:
         if lock is not None:
@@ -221,16 +268,24 @@ def open_state(path: Path) -> Iterator[Reader]:
 
 
 @contextmanager
-def _opened(file: Path, mode: str, path: Path, live: bool) -> Iterator[Reader]:
+def _opened(file: Path, mode: str, path: Path, live: bool, key: tuple[bytes, str] | None) -> Iterator[Reader]:
     database = peewee.SqliteDatabase(f"{file.absolute().as_uri()}?mode={mode}", uri=True, autoconnect=False)
     try:
         database.connect()
         database.execute_sql("BEGIN")
-        yield Reader(database, path, live)
+        yield Reader(database, path, live, key)
     except peewee.DatabaseError as error:
         raise unreadable(str(path), error) from error
     finally:
         database.close()
+
+
+def _read_key_file(file: Path, state: Path) -> tuple[bytes, str]:
+    fd = keyfile.open_for(file, state)
+    try:
+        return read_key(fd, str(file)), str(file)
+    finally:
+        os.close(fd)
 
 
 def _copy(directory: int, name: str, target: Path) -> None:

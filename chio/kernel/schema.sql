@@ -1,4 +1,5 @@
--- The state of one host. Times are Unix milliseconds; digests are lower-case hex unless the column says raw.
+-- The state of one host. Times are Unix milliseconds; digests are lower-case hex unless the column says raw. A column
+-- called sealed holds its text as it is, or encrypted under its process's data key (`vault.py`) if there is one.
 -- Texts called JCS are RFC 8785 and are never parsed and rebuilt: what was stored is what is signed and answered.
 
 CREATE TABLE host (
@@ -10,8 +11,30 @@ CREATE TABLE host (
     config_path   TEXT NOT NULL,               -- where the operator's own files lay at init: a change there is refused
     policy_path   TEXT NOT NULL,
     ready         INTEGER NOT NULL CHECK (ready IN (0, 1)),  -- 1 only when every file of the state is on disk
-    plan          TEXT                         -- JCS of the frozen plan, with what it resolved to; null before the first run
+    plan          TEXT,                        -- JCS of the frozen plan, with what it resolved to but without its workers'
+                                               -- inputs; null before the first run
+    epoch         INTEGER NOT NULL DEFAULT 0,  -- how often this state was restored from a backup
+    replay_only   INTEGER NOT NULL DEFAULT 0 CHECK (replay_only IN (0, 1))  -- restored, and not yet accepted
 ) STRICT;
+
+CREATE TABLE data_key (                        -- none in a state without a key file
+    process       TEXT PRIMARY KEY,            -- empty: the host's own
+    wrapped       BLOB,                        -- sealed under the key file; null once destroyed
+    tombstone     INTEGER REFERENCES leaf (idx),  -- the leaf that says so
+    CHECK ((wrapped IS NULL) = (tombstone IS NOT NULL))
+) STRICT;
+
+CREATE TABLE plan_input (
+    process       TEXT PRIMARY KEY REFERENCES process (id),
+    value         BLOB NOT NULL                -- JCS, sealed
+) STRICT;
+
+CREATE TABLE counter (                         -- for operators; says nothing about what was done
+    process       TEXT NOT NULL REFERENCES process (id),
+    name          TEXT NOT NULL,
+    value         INTEGER NOT NULL,
+    PRIMARY KEY (process, name)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE process (
     position      INTEGER PRIMARY KEY,         -- order of declaration; root is 0
@@ -48,7 +71,7 @@ CREATE TABLE leaf (                            -- the append-only log
                       'revocation', 'cancellation', 'reconciliation', 'tombstone', 'epoch')),
     body          TEXT NOT NULL,               -- JCS
     signature     TEXT,                        -- null where the checkpoints do the signing
-    disclosed     TEXT,                        -- receipts: JCS beside the signed body; not part of the leaf
+    disclosed     BLOB,                        -- receipts: JCS beside the signed body, sealed; not part of the leaf
     hash          BLOB NOT NULL CHECK (length(hash) = 32)  -- raw, RFC 9162 leaf hash
 ) STRICT;
 
@@ -67,16 +90,16 @@ CREATE TABLE call (
     tool          TEXT NOT NULL,
     recovery_policy TEXT NOT NULL CHECK (recovery_policy IN ('default', 'known_outcome_only')),
     binding       TEXT NOT NULL,
-    parameter_salt BLOB NOT NULL CHECK (length(parameter_salt) = 16),  -- raw, drawn once per key
+    parameter_salt BLOB NOT NULL,              -- raw, sealed; drawn once per key; empty once deleted
     parameter_hash TEXT NOT NULL,
-    parameters    TEXT,                        -- JCS; only while dispatched: a receipt discloses them
+    parameters    BLOB,                        -- JCS, sealed; only while dispatched: a receipt discloses them
     dispatch      INTEGER NOT NULL CHECK (dispatch BETWEEN 1 AND 3),
     request_id    TEXT NOT NULL,
     attempt       INTEGER,                     -- attempt that made the call; null under serve
     launch_id     TEXT,
     debited       TEXT,                        -- JCS list of [process, grant] debited from max_invocations, null when none
     reason        TEXT,                        -- of a refusal or an unknown outcome
-    output        TEXT,                        -- JCS of the whole output object
+    output        BLOB,                        -- JCS of the whole output object, sealed
     receipt       INTEGER REFERENCES leaf (idx),  -- the receipt that answers; null while dispatched
     reconciliation TEXT,                       -- JCS {outcome, by, record}: the operator's statement, beside the receipt
     UNIQUE (process, operation_key),
@@ -121,7 +144,7 @@ CREATE TABLE attempt_log (
     process       TEXT NOT NULL,
     number        INTEGER NOT NULL,
     stream        TEXT NOT NULL CHECK (stream IN ('stdout', 'stderr')),
-    kept          BLOB NOT NULL,               -- at most 64 KiB, the credential replaced
+    kept          BLOB NOT NULL,               -- at most 64 KiB, the credential replaced; sealed
     bytes         INTEGER NOT NULL,            -- written by the worker in all
     PRIMARY KEY (process, number, stream)
 ) STRICT;
@@ -130,7 +153,7 @@ CREATE TABLE server_start (                    -- the newest starts of each tool
     server        TEXT NOT NULL,
     number        INTEGER NOT NULL,
     outcome       TEXT,                        -- null while it runs
-    kept          BLOB,                        -- of its stderr, at most 64 KiB
+    kept          BLOB,                        -- of its stderr, at most 64 KiB; sealed under the host's key
     bytes         INTEGER,                     -- written in all
     PRIMARY KEY (server, number)
 ) STRICT;
@@ -138,14 +161,16 @@ CREATE TABLE server_start (                    -- the newest starts of each tool
 CREATE TABLE worker_checkpoint (
     process       TEXT PRIMARY KEY REFERENCES process (id),
     revision      TEXT NOT NULL,               -- decimal, without limit
-    value         TEXT NOT NULL                -- JCS, at most 1 MiB
+    value         BLOB NOT NULL,               -- JCS, at most 1 MiB, sealed
+    bytes         INTEGER NOT NULL,            -- of the value as it is
+    saved_ms      INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE blob (
     process       TEXT NOT NULL REFERENCES process (id),
-    sha256        TEXT NOT NULL,
-    bytes         INTEGER NOT NULL,
-    data          BLOB NOT NULL,
+    sha256        TEXT NOT NULL,               -- or its keyed digest, where the data is sealed
+    bytes         INTEGER NOT NULL,            -- of the data as it is
+    data          BLOB NOT NULL,               -- sealed
     PRIMARY KEY (process, sha256)
 ) STRICT;
 
@@ -161,10 +186,11 @@ CREATE TABLE mailbox (
 CREATE TABLE message (
     mailbox       TEXT NOT NULL REFERENCES mailbox (id),
     sequence      INTEGER NOT NULL,
-    message_key   TEXT NOT NULL,
+    message_key   TEXT NOT NULL,               -- or its keyed digest
     sender        TEXT NOT NULL REFERENCES process (id),
-    payload_sha256 TEXT NOT NULL,              -- of its JCS; kept after the payload is dropped
-    payload       TEXT,                        -- JCS; null once acknowledged
+    payload_digest TEXT NOT NULL,              -- sha256 of its JCS, or the keyed digest of that; outlives the payload
+    bytes         INTEGER NOT NULL,            -- of the payload as it is
+    payload       BLOB,                        -- JCS, sealed; null once acknowledged or deleted
     PRIMARY KEY (mailbox, sequence),
     UNIQUE (mailbox, message_key)
-) STRICT;
+) STRICT, WITHOUT ROWID;

@@ -65,10 +65,9 @@ class WorkerState:
         value = canonical.encode_scanned(operation["value"], plain)
         if len(value) > MAX_VALUE_BYTES:
             raise StateRefused("invalid_request")
-        revision, _ = self._store.checkpoint(process)
-        if revision != expected:
+        if self._store.revision(process) != expected:
             raise StateRefused("checkpoint_conflict")
-        return _increment(revision), value
+        return _increment(expected), value
 
     def new_blob(self, process: str, operation: dict[str, Any]) -> tuple[str, bytes, bool]:
         """(digest, bytes, whether it is new): checked against its digest and the tree's budget."""
@@ -81,7 +80,7 @@ class WorkerState:
             raise StateRefused("invalid_request") from error
         if len(data) > MAX_BLOB_BYTES or sha256(data).hexdigest() != digest:
             raise StateRefused("invalid_request")
-        if self._store.blob(process, digest) is not None:
+        if self._store.has_blob(process, digest):
             return digest, data, False
         total = self.total()
         if total.bytes + len(data) > self.limits.max_bytes or total.blobs + 1 > self.limits.max_blobs:

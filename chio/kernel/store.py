@@ -1,60 +1,24 @@
-"""All SQL that writes. One SQLite database, one connection, one writer.
+"""All SQL that writes, as prepared statements on the one connection: a peewee model read costs fifteen times one.
 
-peewee opens it and applies the schema; the path of a call uses prepared statements on the same connection, since a
-model read costs about fifteen times a prepared select. Offline reading is `chio.kernel.reader`.
-
-A commit is WAL with `synchronous=FULL`. An error at COMMIT ends the kernel (`CommitFailed`): after a failed fsync
-nobody knows what is on disk, so nothing may be retried or answered.
+What a worker's data reaches goes through the vault on its way in and out (`chio.kernel.vault`); nothing above this
+module knows whether the state is encrypted. Offline reading is `chio.kernel.reader`.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import sha256
 from typing import Any
 
 import peewee
 
-from chio import statedir
-from chio.errors import StateError
+from chio.kernel import database
 from chio.kernel.calls import State
+from chio.kernel.vault import HOST, OpenVault, Unsealable, Vault
 
-SCHEMA_VERSION = 1
 MAX_SERVER_STARTS = 8
-APPLICATION_ID = 0x4348494F  # "CHIO"
-
-_SCHEMA = Path(__file__).with_name("schema.sql")
-_PRAGMAS = {
-    "journal_mode": "wal",
-    "synchronous": "full",
-    "foreign_keys": 1,
-    "trusted_schema": 0,
-    "temp_store": "memory",
-    "cache_size": -16_000,
-    "wal_autocheckpoint": 4000,  # pages: hot ones are written back once instead of four times
-}
-
-
-def unreadable(path: str, error: Exception) -> StateError:
-    return StateError(
-        "the state cannot be read", file=f"{path}/{statedir.DATABASE}", why=str(error), fix="restore it from a backup"
-    )
-
-
-def half_initialised(path: str) -> StateError:
-    return StateError(
-        "the state is half initialised",
-        file=path,
-        why="`init` did not finish",
-        fix="remove it and run `chio process init` again",
-    )
-
-
-class CommitFailed(Exception):
-    """COMMIT reported an I/O error. The kernel must end without answering."""
 
 
 @dataclass(slots=True)
@@ -88,75 +52,14 @@ _CALL_COLUMNS = (
 )
 
 
-def _text(value: bytes | None) -> str | None:
-    return value.decode() if value is not None else None
-
-
 class Store:
     """The open database. `begin` is lazy: reads and replays never start a transaction."""
 
-    def __init__(self, database: peewee.SqliteDatabase, directory: int) -> None:
-        self._database = database
-        self._connection: sqlite3.Connection = database.connection()
+    def __init__(self, opened: peewee.SqliteDatabase, vault: Vault | None = None) -> None:
+        self._database = opened
+        self._connection: sqlite3.Connection = opened.connection()
         self._execute = self._connection.execute
-        self._directory = directory
-
-    # --- opening -------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def create(cls, directory: int) -> Store:
-        """A new database in the state directory, which must be the working directory."""
-        statedir.write_new(directory, statedir.DATABASE, b"")
-        database = _connect()
-        database.connection().executescript(_SCHEMA.read_text())
-        database.execute_sql(f"PRAGMA application_id = {APPLICATION_ID}")
-        database.execute_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        os.fsync(directory)
-        return cls(database, directory)
-
-    @classmethod
-    def open(cls, directory: int, path: str) -> Store:
-        """The database of an existing state. Raises `StateError` for another version or a broken file."""
-        if os.stat(statedir.DATABASE, dir_fd=directory).st_size == 0:
-            raise half_initialised(path)  # before SQLite makes a database of it
-        try:
-            database = _connect()
-        except peewee.DatabaseError as error:
-            raise unreadable(path, error) from error
-        try:
-            cls._check(database, path)
-        except peewee.DatabaseError as error:
-            database.close()
-            raise unreadable(path, error) from error
-        except StateError:
-            database.close()
-            raise
-        os.fsync(directory)
-        return cls(database, directory)
-
-    @staticmethod
-    def _check(database: peewee.SqliteDatabase, path: str) -> None:
-        application = database.execute_sql("PRAGMA application_id").fetchone()[0]
-        version = database.execute_sql("PRAGMA user_version").fetchone()[0]
-        journal = database.execute_sql("PRAGMA journal_mode").fetchone()[0]
-        if (application, version) == (0, 0):
-            raise half_initialised(path)
-        if application != APPLICATION_ID or version != SCHEMA_VERSION:
-            raise StateError(
-                "the state is of another version",
-                file=f"{path}/{statedir.DATABASE}",
-                field="user_version",
-                why=f"{version}, this program reads {SCHEMA_VERSION}",
-                fix="use the program that made it, or start a new state",
-            )
-        if journal != "wal":
-            raise StateError(
-                "the state cannot be served durably",
-                file=path,
-                field="journal_mode",
-                why=journal,
-                fix="move it to a local disk",
-            )
+        self.vault: Vault = vault or OpenVault()
 
     def close(self) -> None:
         self._database.close()
@@ -182,10 +85,67 @@ class Store:
         return self._connection.in_transaction
 
     def commit(self) -> None:
+        database.commit(self._connection)
+
+    def erase_log(self) -> None:
+        """Empty the write-ahead log into the database: what was overwritten is in no file of the state any more."""
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    # --- what is sealed -------------------------------------------------------------------------------------------
+
+    def _seal(self, owner: str, place: str, data: bytes | None) -> bytes | None:
+        return self.vault.seal(owner, place, data) if data is not None else None
+
+    def _open(self, owner: str, place: str, sealed: bytes | None) -> bytes | None:
+        """None for what was deleted or does not open: whoever needs it then finds it damaged."""
         try:
-            self._execute("COMMIT")
-        except sqlite3.Error as error:
-            raise CommitFailed(str(error)) from error
+            return self.vault.open(owner, place, sealed) if sealed is not None else None
+        except Unsealable:
+            return None
+
+    def data_keys(self) -> dict[str, bytes]:
+        """The wrapped data key of each process (the host's under an empty name) that was not destroyed."""
+        return dict(self._execute("SELECT process, wrapped FROM data_key WHERE wrapped IS NOT NULL"))
+
+    def put_data_keys(self, wrapped: dict[str, bytes]) -> None:
+        self._connection.executemany("INSERT INTO data_key VALUES (?, ?, NULL)", wrapped.items())
+
+    def tombstone(self, process: str) -> int | None:
+        """The leaf that says that a process's data was deleted."""
+        row = self._execute("SELECT tombstone FROM data_key WHERE process = ?", (process,)).fetchone()
+        return row[0] if row else None
+
+    def tombstones(self) -> list[str]:
+        return [row[0] for row in self._execute("SELECT process FROM data_key WHERE tombstone IS NOT NULL")]
+
+    def delete_data(self, process: str, tombstone: int) -> None:
+        """Destroy a process's data key and drop everything that was sealed under it, overwriting it with zeros."""
+        self._execute("UPDATE data_key SET wrapped = NULL, tombstone = ? WHERE process = ?", (tombstone, process))
+        self._execute(
+            "UPDATE leaf SET disclosed = NULL WHERE idx IN (SELECT receipt FROM call WHERE process = ?1)"
+            " OR (type = 'receipt' AND json_extract(body, '$.call.process_id') = ?1)",
+            (process,),
+        )
+        self._execute(
+            "UPDATE call SET parameter_salt = x'', output = NULL WHERE process = ? AND state <> 'dispatched'",
+            (process,),
+        )
+        for table in ("worker_checkpoint", "blob", "attempt_log", "plan_input"):
+            self._execute(f"DELETE FROM {table} WHERE process = ?", (process,))
+        for mailbox, count, size in self._execute(
+            "SELECT mailbox, count(*), sum(bytes) FROM message WHERE sender = ? AND payload IS NOT NULL"
+            " GROUP BY mailbox",
+            (process,),
+        ).fetchall():
+            self._execute(
+                "UPDATE mailbox SET pending_messages = pending_messages - ?, pending_bytes = pending_bytes - ?"
+                " WHERE id = ?",
+                (count, size, mailbox),
+            )
+        self._execute("UPDATE message SET payload = NULL WHERE sender = ?", (process,))
+
+    def overwrite_what_is_deleted(self) -> None:
+        self._execute("PRAGMA secure_delete = ON").fetchone()
 
     # --- host ----------------------------------------------------------------------------------------------------
 
@@ -202,6 +162,26 @@ class Store:
         cursor = self._execute("SELECT * FROM host WHERE id = 1")
         row = cursor.fetchone()
         return dict(zip((column[0] for column in cursor.description), row, strict=True)) if row else {}
+
+    def put_plan_input(self, process: str, value: bytes) -> None:
+        self._execute("INSERT INTO plan_input VALUES (?, ?)", (process, self.vault.seal(process, "input", value)))
+
+    def plan_inputs(self) -> dict[str, bytes]:
+        """Each worker's input as JCS; those of a process whose data was deleted are not there."""
+        rows = self._execute("SELECT process, value FROM plan_input").fetchall()
+        return {process: self.vault.open(process, "input", value) for process, value in rows}
+
+    def count(self, process: str, name: str, by: int) -> None:
+        self._execute(
+            "INSERT INTO counter VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+            (process, name, by),
+        )
+
+    def gauge(self, process: str, name: str, value: int) -> None:
+        self._execute(
+            "INSERT INTO counter VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+            (process, name, value),
+        )
 
     # --- processes, usage, revocations ---------------------------------------------------------------------------
 
@@ -275,19 +255,31 @@ class Store:
     # --- log -----------------------------------------------------------------------------------------------------
 
     def put_leaf(
-        self, index: int, kind: str, body: bytes, signature: str | None, disclosed: bytes | None, hashed: bytes
+        self,
+        index: int,
+        kind: str,
+        body: bytes,
+        signature: str | None,
+        hashed: bytes,
+        disclosed: tuple[str, bytes] | None = None,
     ) -> None:
+        """`disclosed`: whose it is, and the text."""
+        sealed = self.vault.seal(disclosed[0], f"disclosed/{index}", disclosed[1]) if disclosed else None
         self._execute(
-            "INSERT INTO leaf VALUES (?, ?, ?, ?, ?, ?)",
-            (index, kind, body.decode(), signature, _text(disclosed), hashed),
+            "INSERT INTO leaf VALUES (?, ?, ?, ?, ?, ?)", (index, kind, body.decode(), signature, sealed, hashed)
         )
 
-    def leaf(self, index: int) -> tuple[str, str, str | None, str | None]:
-        """(type, body, signature, disclosed)."""
-        row = self._execute("SELECT type, body, signature, disclosed FROM leaf WHERE idx = ?", (index,)).fetchone()
+    def leaf(self, index: int) -> tuple[str, str, str | None]:
+        """(type, body, signature)."""
+        row = self._execute("SELECT type, body, signature FROM leaf WHERE idx = ?", (index,)).fetchone()
         if row is None:
             raise sqlite3.DatabaseError(f"leaf {index} is missing")
         return row
+
+    def disclosed(self, index: int, process: str) -> bytes | None:
+        """What a receipt of this process discloses beside its body; None when that was deleted."""
+        row = self._execute("SELECT disclosed FROM leaf WHERE idx = ?", (index,)).fetchone()
+        return self._open(process, f"disclosed/{index}", row[0]) if row else None
 
     def put_checkpoint(self, size: int, frontier: bytes, note: bytes) -> None:
         self._execute("INSERT INTO log_checkpoint VALUES (?, ?, ?)", (size, frontier, note.decode()))
@@ -295,6 +287,13 @@ class Store:
     def last_checkpoint(self) -> tuple[int, bytes, str] | None:
         row = self._execute("SELECT size, frontier, note FROM log_checkpoint ORDER BY size DESC LIMIT 1").fetchone()
         return row
+
+    def checkpoint_frontiers(self) -> Iterable[tuple[int, bytes]]:
+        return self._execute("SELECT size, frontier FROM log_checkpoint")
+
+    def leaves(self) -> Iterable[tuple[int, str, str, str | None, bytes]]:
+        """(index, type, body, signature, hash), in order."""
+        return self._execute("SELECT idx, type, body, signature, hash FROM leaf ORDER BY idx")
 
     def leaf_hashes(self, start: int) -> Iterable[tuple[int, bytes]]:
         return self._execute("SELECT idx, hash FROM leaf WHERE idx >= ? ORDER BY idx", (start,))
@@ -317,7 +316,7 @@ class Store:
         row = self._execute(
             f"SELECT {_CALL_COLUMNS} FROM call WHERE process = ? AND operation_key = ?", (process, key)
         ).fetchone()
-        return _call(row) if row else None
+        return self._call(row) if row else None
 
     def dispatched_calls(self) -> list[CallRow]:
         """The calls on their way, oldest first, without those that are quarantined."""
@@ -325,7 +324,7 @@ class Store:
             f"SELECT {_CALL_COLUMNS} FROM call WHERE state = 'dispatched'"
             " AND (process, operation_key) NOT IN (SELECT process, operation_key FROM quarantine) ORDER BY id"
         ).fetchall()
-        return [_call(row) for row in rows]
+        return [self._call(row) for row in rows]
 
     def quarantine(self, process: str, key: str, why: str) -> None:
         self._execute("INSERT INTO quarantine VALUES (?, ?, ?)", (process, key, why))
@@ -344,16 +343,16 @@ class Store:
                 call.tool,
                 call.recovery_policy,
                 call.binding,
-                call.parameter_salt,
+                self._seal(call.process, _place(call, "salt"), call.parameter_salt),
                 call.parameter_hash,
-                _text(call.parameters),
+                self._seal(call.process, _place(call, "parameters"), call.parameters),
                 call.dispatch,
                 call.request_id,
                 call.attempt,
                 call.launch_id,
                 call.debited,
                 call.reason,
-                _text(call.output),
+                self._seal(call.process, _place(call, "output"), call.output),
                 call.receipt,
                 call.reconciliation,
             ),
@@ -367,14 +366,14 @@ class Store:
             " WHERE process = ? AND operation_key = ? AND state = ?",
             (
                 call.state.value,
-                _text(call.parameters),
+                self._seal(call.process, _place(call, "parameters"), call.parameters),
                 call.dispatch,
                 call.request_id,
                 call.attempt,
                 call.launch_id,
                 call.debited,
                 call.reason,
-                _text(call.output),
+                self._seal(call.process, _place(call, "output"), call.output),
                 call.receipt,
                 call.reconciliation,
                 call.process,
@@ -384,6 +383,16 @@ class Store:
         ).rowcount
         if changed != 1:
             raise sqlite3.DatabaseError(f"call {call.operation_key} is not in state {before.value}")
+
+    def _call(self, row: tuple[Any, ...]) -> CallRow:
+        """What does not open is left out: a salt or parameters that are missing are damage, which the ledger finds."""
+        call = CallRow(*row)
+        call.state = State(call.state)
+        owner = call.process
+        call.parameter_salt = self._open(owner, _place(call, "salt"), call.parameter_salt) or b""
+        call.parameters = self._open(owner, _place(call, "parameters"), call.parameters)
+        call.output = self._open(owner, _place(call, "output"), call.output)
+        return call
 
     # --- attempts ------------------------------------------------------------------------------------------------
 
@@ -431,7 +440,7 @@ class Store:
     def end_server(self, server: str, number: int, outcome: str, kept: bytes, written: int) -> None:
         self._execute(
             "UPDATE server_start SET outcome = ?, kept = ?, bytes = ? WHERE server = ? AND number = ?",
-            (outcome, kept, written, server, number),
+            (outcome, self.vault.seal(HOST, f"server/{server}/{number}", kept), written, server, number),
         )
 
     def end_server_starts(self, outcome: str) -> None:
@@ -442,7 +451,8 @@ class Store:
         self._execute("UPDATE server_start SET outcome = ? WHERE outcome IS NULL", (outcome,))
 
     def put_log(self, process: str, number: int, stream: str, kept: bytes, written: int) -> None:
-        self._execute("INSERT INTO attempt_log VALUES (?, ?, ?, ?, ?)", (process, number, stream, kept, written))
+        sealed = self.vault.seal(process, f"log/{number}/{stream}", kept)
+        self._execute("INSERT INTO attempt_log VALUES (?, ?, ?, ?, ?)", (process, number, stream, sealed, written))
 
     def attempts(self) -> list[dict[str, Any]]:
         """Every attempt, oldest first within a process."""
@@ -456,24 +466,44 @@ class Store:
 
     # --- worker state --------------------------------------------------------------------------------------------
 
-    def checkpoint(self, process: str) -> tuple[str, str]:
-        """(revision, value as JCS)."""
-        row = self._execute("SELECT revision, value FROM worker_checkpoint WHERE process = ?", (process,)).fetchone()
-        return row or ("0", "null")
+    def revision(self, process: str) -> str:
+        row = self._execute("SELECT revision FROM worker_checkpoint WHERE process = ?", (process,)).fetchone()
+        return row[0] if row else "0"
 
-    def put_worker_checkpoint(self, process: str, revision: str, value: bytes) -> None:
+    def checkpoint(self, process: str) -> tuple[str, bytes]:
+        """(revision, value as JCS). Raises `Unsealable`."""
+        row = self._execute("SELECT revision, value FROM worker_checkpoint WHERE process = ?", (process,)).fetchone()
+        return (row[0], self.vault.open(process, f"checkpoint/{row[0]}", row[1])) if row else ("0", b"null")
+
+    def put_worker_checkpoint(self, process: str, revision: str, value: bytes, now_ms: int) -> None:
         self._execute(
-            "INSERT INTO worker_checkpoint VALUES (?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET revision = excluded.revision, value = excluded.value",
-            (process, revision, value.decode()),
+            "INSERT INTO worker_checkpoint VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " revision = excluded.revision, value = excluded.value, bytes = excluded.bytes,"
+            " saved_ms = excluded.saved_ms",
+            (process, revision, self.vault.seal(process, f"checkpoint/{revision}", value), len(value), now_ms),
         )
 
-    def blob(self, process: str, sha256: str) -> bytes | None:
-        row = self._execute("SELECT data FROM blob WHERE process = ? AND sha256 = ?", (process, sha256)).fetchone()
-        return row[0] if row else None
+    def has_blob(self, process: str, digest: str) -> bool:
+        named = self.vault.digest(process, "blob", digest)
+        found = self._execute("SELECT 1 FROM blob WHERE process = ? AND sha256 = ?", (process, named)).fetchone()
+        return found is not None
 
-    def put_blob(self, process: str, sha256: str, data: bytes) -> None:
-        self._execute("INSERT INTO blob VALUES (?, ?, ?, ?)", (process, sha256, len(data), data))
+    def blob(self, process: str, digest: str) -> bytes | None:
+        """None when this process has none; raises `Unsealable`."""
+        named = self.vault.digest(process, "blob", digest)
+        row = self._execute("SELECT data FROM blob WHERE process = ? AND sha256 = ?", (process, named)).fetchone()
+        return self.vault.open(process, f"blob/{digest}", row[0]) if row else None
+
+    def put_blob(self, process: str, digest: str, data: bytes) -> None:
+        self._execute(
+            "INSERT INTO blob VALUES (?, ?, ?, ?)",
+            (
+                process,
+                self.vault.digest(process, "blob", digest),
+                len(data),
+                self.vault.seal(process, f"blob/{digest}", data),
+            ),
+        )
 
     def blob_usage(self) -> list[tuple[str, int, int]]:
         """(process, bytes, blobs)."""
@@ -497,24 +527,33 @@ class Store:
     def mailboxes(self) -> list[tuple[str, int, int, int, int]]:
         return self._execute("SELECT * FROM mailbox ORDER BY id").fetchall()
 
+    def payload_digest(self, sender: str, payload: bytes) -> str:
+        """What a payload is told apart by."""
+        return self.vault.digest(sender, "payload", sha256(payload).hexdigest())
+
     def message_by_key(self, mailbox: str, key: str) -> tuple[int, str, str] | None:
-        """(sequence, sender, payload_sha256)."""
+        """(sequence, sender, payload's digest)."""
         row = self._execute(
-            "SELECT sequence, sender, payload_sha256 FROM message WHERE mailbox = ? AND message_key = ?", (mailbox, key)
+            "SELECT sequence, sender, payload_digest FROM message WHERE mailbox = ? AND message_key = ?",
+            (mailbox, self.vault.digest(HOST, f"message/{mailbox}", key)),
         ).fetchone()
         return row
 
-    def messages_after(self, mailbox: str, sequence: int, limit: int) -> list[tuple[int, str, str]]:
+    def messages_after(self, mailbox: str, sequence: int, limit: int) -> list[tuple[int, bytes, str]]:
         """(sequence, payload JCS, sender), oldest first, unacknowledged ones only."""
-        return self._execute(
+        rows = self._execute(
             "SELECT sequence, payload, sender FROM message WHERE mailbox = ? AND sequence > ? AND payload IS NOT NULL"
             " ORDER BY sequence LIMIT ?",
             (mailbox, sequence, limit),
         ).fetchall()
+        return [(at, self.vault.open(sender, f"message/{mailbox}/{at}", sealed), sender) for at, sealed, sender in rows]
 
     def put_message(self, mailbox: str, sequence: int, key: str, sender: str, digest: str, payload: bytes) -> None:
+        named = self.vault.digest(HOST, f"message/{mailbox}", key)
+        sealed = self.vault.seal(sender, f"message/{mailbox}/{sequence}", payload)
         self._execute(
-            "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?)", (mailbox, sequence, key, sender, digest, payload.decode())
+            "INSERT INTO message VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (mailbox, sequence, named, sender, digest, len(payload), sealed),
         )
         self._execute(
             "UPDATE mailbox SET last_sequence = ?, pending_messages = pending_messages + 1,"
@@ -528,8 +567,8 @@ class Store:
         Only these rows are looked at, so that the cost does not grow with the mailbox's history.
         """
         count, size = self._execute(
-            "SELECT count(*), coalesce(sum(length(CAST(payload AS BLOB))), 0) FROM message"
-            " WHERE mailbox = ? AND sequence > ? AND sequence <= ?",
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM message"
+            " WHERE mailbox = ? AND sequence > ? AND sequence <= ? AND payload IS NOT NULL",
             (mailbox, after, through),
         ).fetchone()
         self._execute(
@@ -543,54 +582,5 @@ class Store:
         )
 
 
-def _connect() -> peewee.SqliteDatabase:
-    database = peewee.SqliteDatabase(
-        statedir.DATABASE, pragmas=_PRAGMAS, autoconnect=False, thread_safe=False, cached_statements=256
-    )
-    database.connect()
-    return database
-
-
-def _call(row: tuple[Any, ...]) -> CallRow:
-    (
-        process,
-        key,
-        state,
-        server,
-        tool,
-        policy,
-        binding,
-        salt,
-        parameter_hash,
-        parameters,
-        dispatch,
-        request_id,
-        attempt,
-        launch_id,
-        debited,
-        reason,
-        output,
-        receipt,
-        reconciliation,
-    ) = row
-    return CallRow(
-        process,
-        key,
-        State(state),
-        server,
-        tool,
-        policy,
-        binding,
-        salt,
-        parameter_hash,
-        parameters.encode() if parameters is not None else None,
-        dispatch,
-        request_id,
-        attempt,
-        launch_id,
-        debited,
-        reason,
-        output.encode() if output is not None else None,
-        receipt,
-        reconciliation,
-    )
+def _place(call: CallRow, column: str) -> str:
+    return f"call/{call.operation_key}/{column}"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from chio.kernel.counters import Counters
 from chio.kernel.log import MAX_LEAVES_PER_CHECKPOINT, Log
 from chio.kernel.store import Store
 
@@ -40,11 +41,18 @@ class Writer:
     """The one writer of the state. `rolled_back` reloads what is mirrored in memory."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, store: Store, log: Log, rolled_back: Callable[[], None], receipts_fd: int
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        log: Log,
+        counters: Counters,
+        rolled_back: Callable[[], None],
+        receipts_fd: int,
     ) -> None:
         self._loop = loop
         self._store = store
         self._log = log
+        self._counters = counters
         self._rolled_back = rolled_back
         self._receipts_fd = receipts_fd
         self._queue: list[Item] = []
@@ -74,6 +82,9 @@ class Writer:
         """Run one unit and commit it at once; for start and stop, when no request is served."""
         result = work()
         self.checkpoint_log()
+        if self._counters.waiting:
+            self._store.begin()
+            self._counters.flush()
         if self._store.in_transaction:
             self._store.commit()
         return result
@@ -116,6 +127,8 @@ class Writer:
                     done.append((item, result))
             if self._store.in_transaction and self._log.size - self._log.checkpointed >= MAX_LEAVES_PER_CHECKPOINT:
                 self.checkpoint_log()
+            if self._counters.waiting and self._store.in_transaction:
+                self._counters.flush()
         except sqlite3.Error:
             self._in_savepoint = False
             self._store.rollback()

@@ -59,11 +59,13 @@ class Outcome:
 Step = Call | Wait | Together
 
 
-def drive(client: str, path: Path | str, *steps: Step, timeout: float = 30.0) -> list[Outcome]:
+def drive(
+    client: str, path: Path | str, *steps: Step, timeout: float = 30.0, credential: str = CREDENTIAL
+) -> list[Outcome]:
     run = _drive_python if client == "python" else _drive_node
-    outcomes, shown = run(str(path), steps, timeout)
-    assert CREDENTIAL not in shown
-    assert not any(CREDENTIAL in outcome.text for outcome in outcomes)
+    outcomes, shown = run(str(path), credential, steps, timeout)
+    assert credential not in shown
+    assert not any(credential in outcome.text for outcome in outcomes)
     return outcomes
 
 
@@ -74,9 +76,9 @@ def node() -> str:
     return found
 
 
-def _drive_python(path: str, steps: tuple[Step, ...], timeout: float) -> tuple[list[Outcome], str]:
+def _drive_python(path: str, credential: str, steps: tuple[Step, ...], timeout: float) -> tuple[list[Outcome], str]:
     outcomes: list[Outcome] = []
-    with ProcessClient(path, CREDENTIAL, timeout) as client:
+    with ProcessClient(path, credential, timeout) as client:
         for step in steps:
             match step:
                 case Wait():
@@ -112,11 +114,11 @@ def _python_value(value: Any) -> Any:
     return value
 
 
-def _drive_node(path: str, steps: tuple[Step, ...], timeout: float) -> tuple[list[Outcome], str]:
+def _drive_node(path: str, credential: str, steps: tuple[Step, ...], timeout: float) -> tuple[list[Outcome], str]:
     plan = {
         "client": str(_NODE_CLIENT),
         "socket": path,
-        "credential": CREDENTIAL,
+        "credential": credential,
         "timeout_ms": timeout * 1000,
         "calls": [_node_step(step) for step in steps],
     }

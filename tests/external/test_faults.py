@@ -179,8 +179,8 @@ def test_a_server_that_never_stays_up_is_not_started_without_end(make: MakeState
 
 
 CORRUPTIONS = {
-    "the parameters are others": "UPDATE call SET parameters = '{\"to\":\"y\"}' WHERE operation_key = 'cut'",
-    "the parameters are no JSON": "UPDATE call SET parameters = '{' WHERE operation_key = 'cut'",
+    "the parameters are others": "UPDATE call SET parameters = CAST('{\"to\":\"y\"}' AS BLOB) WHERE operation_key = 'cut'",
+    "the parameters are no JSON": "UPDATE call SET parameters = x'7b' WHERE operation_key = 'cut'",
     "the process is nobody": "UPDATE call SET process = 'nobody' WHERE operation_key = 'cut'",
     "the debits are no list": "UPDATE call SET debited = '7' WHERE operation_key = 'cut'",
     "the binding is another": "UPDATE call SET binding = 'x' WHERE operation_key = 'cut'",
@@ -223,7 +223,7 @@ def test_a_dispatched_row_that_cannot_be_recovered_is_quarantined_and_blocks_no_
 
 
 UNREADABLE = {
-    "no output": "UPDATE call SET output = '{' WHERE operation_key = 'key'",
+    "no output": "UPDATE call SET output = x'7b' WHERE operation_key = 'key'",
     "no receipt": "DELETE FROM leaf WHERE idx = (SELECT receipt FROM call WHERE operation_key = 'key')",
     "another's receipt": "UPDATE call SET receipt = 0 WHERE operation_key = 'key'",
 }

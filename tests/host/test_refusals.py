@@ -2,7 +2,7 @@
 
 import pytest
 
-from chio.cli import _errors
+from chio.command import errors
 from chio.errors import InputError
 from confine import ConfineError
 
@@ -14,7 +14,7 @@ from confine import ConfineError
 def test_a_refusal_of_the_host_or_of_confinement_is_one_line_and_exit_1(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @_errors
+    @errors
     def command() -> int:
         raise error
 

@@ -126,7 +126,7 @@ def a_lock_that_is_gone(state: Path) -> str:
 
 
 def another_version(state: Path) -> str:
-    sql(state, "PRAGMA user_version = 2")
+    sql(state, "PRAGMA user_version = 3")
     return "another version"
 
 

@@ -263,7 +263,7 @@ class State:
         hashes, receipts = [], []
         for index, kind, body, signature, disclosed, hashed in rows:
             if kind == "receipt":
-                text = f'{{"body":{body},"disclosed":{disclosed},"signature":"{signature}"}}'
+                text = f'{{"body":{body},"disclosed":{disclosed.decode()},"signature":"{signature}"}}'
                 receipt = verify_receipt(text.encode(), pins.kernel_key, pins.runtime_id)
                 assert receipt.body["log_index"] == index
                 receipts.append(receipt)

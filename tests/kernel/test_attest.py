@@ -313,7 +313,7 @@ def test_a_call_that_cannot_be_read_back_is_not_attested(column: str, tmp_path: 
         worker = serving.worker("a")
         context = {name: worker.connection[name] for name in ("runtime_id", "process_id", "capability_id")}
         worker.send("key", "jobs", "m", 1)
-    value = {"output": "'null'", "binding": "'x'", "receipt": "0"}[column]
+    value = {"output": "x'6e756c6c'", "binding": "'x'", "receipt": "0"}[column]
     plant(state, f"UPDATE call SET {column} = {value} WHERE operation_key = 'key'")
     arguments = {"message_key": "m", "payload": 1}
     request = {"operation_key": "key", "server_id": "chio-ipc", "tool_name": "send_jobs", "arguments": arguments}

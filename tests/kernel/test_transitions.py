@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from chio import canonical
-from chio.kernel import receipts
+from chio.kernel import database, receipts
 from chio.kernel.calls import (
     MAX_DISPATCHES,
     OUTCOMES,
@@ -27,6 +27,7 @@ from chio.kernel.calls import (
     transition,
 )
 from chio.kernel.clock import Clock
+from chio.kernel.counters import Counters
 from chio.kernel.ledger import Ledger
 from chio.kernel.log import Log, leaf_hash, origin
 from chio.kernel.mailboxes import Mailboxes
@@ -131,7 +132,7 @@ class Planter:
 
     def __enter__(self) -> Planter:
         self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-        self.store = Store.open(self._directory, str(self.state.path))
+        self.store = Store(database.open_existing(self._directory, str(self.state.path)))
         seeds = json.loads((self.state.path / "keys.json").read_text())
         self.runtime_id = self.state.pins.runtime_id
         self.log = Log(origin(self.runtime_id), SigningKey(bytes.fromhex(seeds["log"])))
@@ -182,7 +183,7 @@ class Planter:
             }
         )  # fmt: skip
         hashed = leaf_hash("intent", body, None)
-        self.store.put_leaf(self.log.append(hashed), "intent", body, None, None, hashed)
+        self.store.put_leaf(self.log.append(hashed), "intent", body, None, hashed)
         self.store.put_call(row)
         self.store.debit_calls(["a", "root"])
         if debited:
@@ -350,6 +351,7 @@ def test_settling_a_dispatched_call_writes_what_its_row_of_the_table_names(
             planter.store, planter.log, Tree(planter.store, ""), Mailboxes(planter.store, {}), Clock(0), key,
             runtime_id=planter.runtime_id, policy_hash=external.pins.policy_digest, open_commit=planter.store.begin,
             servers=Router(asyncio.new_event_loop(), lambda _: None), has_room=lambda: True,
+            counters=Counters(planter.store), replay_only=False,
         )  # fmt: skip
         row = planter.store.find_call("a", "key")
         assert row is not None

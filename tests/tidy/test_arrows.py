@@ -57,7 +57,7 @@ def test_confinement_knows_nothing_of_chio() -> None:
 def test_only_the_host_and_the_kernels_own_lock_down_use_confinement() -> None:
     # chio.cli names its errors, chio.kernel.__main__ confines itself.
     assert importers("confine") <= {
-        "chio.cli", "chio.kernel.__main__", "chio.plans", "chio.records", "chio.runner", "chio.serve", "chio.servers",
+        "chio.cli", "chio.command", "chio.kernel.__main__", "chio.plans", "chio.records", "chio.runner", "chio.serve", "chio.servers",
         "chio.sockets",
     }  # fmt: skip
     through_the_door = importers("confine") - {"chio.kernel.__main__"}
@@ -66,9 +66,11 @@ def test_only_the_host_and_the_kernels_own_lock_down_use_confinement() -> None:
 
 
 def test_host_and_kernel_meet_only_over_the_control_socket() -> None:
-    """The one reader of the kernel's rows outside of it is for commands that need no host."""
-    assert importers("chio.kernel") == {"chio.cli"}
-    assert {name for name in MODULES["chio.cli"].imports if below(name, "chio.kernel")} == {"chio.kernel.reader"}
+    """Beside it, rows are read by the commands that need no host: the readers and the backup."""
+    assert importers("chio.kernel") == {"chio.cli", "chio.cli_keeping"}
+    offline = {"chio.cli": "chio.kernel.reader", "chio.cli_keeping": "chio.kernel.backup"}
+    for name, used in offline.items():
+        assert {below_it for below_it in MODULES[name].imports if below(below_it, "chio.kernel")} == {used}
     host = ("chio.host", "chio.runner", "chio.plans", "chio.sockets", "chio.live", "chio.cli")
     for module in modules_of("chio.kernel"):
         assert not module.imports.intersection(host), module.name
@@ -78,12 +80,13 @@ def test_host_and_kernel_meet_only_over_the_control_socket() -> None:
 USES_THE_STORE = {
     "chio.kernel.__main__",  # opens it
     "chio.kernel.attest",
+    "chio.kernel.backup",
+    "chio.kernel.counters",
     "chio.kernel.initialize",
     "chio.kernel.invocations",
     "chio.kernel.ledger",
     "chio.kernel.mailboxes",
     "chio.kernel.process",
-    "chio.kernel.reader",
     "chio.kernel.recovery",
     "chio.kernel.state",
     "chio.kernel.tree",
@@ -99,6 +102,7 @@ PURE = {
     "chio.kernel.admission": {"chio.kernel.budgets", "chio.kernel.grants"},
     "chio.kernel.budgets": {"chio.errors", "chio.schema"},
     "chio.kernel.calls": set(),
+    "chio.kernel.epoch": {"chio.kernel.log"},
     "chio.kernel.grants": {"chio.canonical", "chio.errors", "chio.schema", "chio.signing", "msgspec"},
 }
 
@@ -111,14 +115,16 @@ def test_a_decision_is_pure(name: str, ours: set[str]) -> None:
 
 # One place for each of these; who wants it goes through that place.
 ONLY_IN = {
-    "peewee": {"chio.kernel.reader", "chio.kernel.store"},
-    "sqlite3": {"chio.kernel.__main__", "chio.kernel.store", "chio.kernel.writer"},
-    "cryptography": {"chio.signing"},
+    "peewee": {"chio.kernel.database", "chio.kernel.reader", "chio.kernel.store"},
+    "sqlite3": {
+        "chio.kernel.__main__", "chio.kernel.database", "chio.kernel.store", "chio.kernel.vault", "chio.kernel.writer",
+    },
+    "cryptography": {"chio.kernel.sealed", "chio.signing"},
     "nacl": {"verify.keys"},
     "rfc8785": {"chio.canonical", "verify.canonical"},
     "uvloop": {"chio.kernel.__main__"},
     "rich": {"chio.live"},
-    "click": {"chio.cli", "confine.cli", "verify.cli"},
+    "click": {"chio.cli", "chio.cli_keeping", "chio.command", "confine.cli", "verify.cli"},
     "yaml": {"chio.schema", "confine.profile"},
     "asyncio": {
         "chio.kernel.__main__", "chio.kernel.connections", "chio.kernel.control", "chio.kernel.process",
