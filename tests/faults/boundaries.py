@@ -44,7 +44,8 @@ class Boundary:
     way, what comes more or less often in another run does not move the others. `place` is what `--boundary` takes.
     `offset` of a file write is where it goes, `length` the bytes it was given (for ftruncate the new size), `data`
     those bytes: always to a socket, to a file or pipe where they were asked for. `peer` is the process at the other
-    end of a socket, 0 when unknown. `new`: an open makes this file.
+    end of a socket, 0 when unknown. `new`: this file or folder
+    is made.
     """
 
     number: int
@@ -175,7 +176,7 @@ class Describer:
             flags=flags,
             data=data,
             peer=_peer(caller.pid, fd) if kind == "socket" else 0,
-            new=call in OPENS and not os.path.lexists(path),
+            new=call in (*OPENS, "mkdir", "mkdirat") and not os.path.lexists(path),
         )
 
     def _resource(self, asked: Notification, caller: Process) -> tuple[str, str]:

@@ -53,12 +53,14 @@ def _replies(boundary: Boundary) -> bool:
 
 
 def _dispatches(boundary: Boundary) -> bool:
-    """The kernel's requests to its tool server; the first three are the handshake."""
-    return boundary.role == "kernel" and boundary.kind == "pipe" and boundary.length > 100
+    """The kernel's calls of its tool server: what it writes to a pipe after a wake-up of its own and the handshake."""
+    return boundary.role == "kernel" and boundary.kind == "pipe" and boundary.ordinal > 4
 
 
 def _syncs(boundary: Boundary) -> bool:
-    return boundary.role == "kernel" and boundary.call == "fdatasync" and boundary.target.endswith("-wal")
+    """The kernel's commits; the first ones are the start's."""
+    wal = boundary.call == "fdatasync" and boundary.target.endswith("-wal")
+    return boundary.role == "kernel" and wal and boundary.ordinal > 5
 
 
 _SETTLED_EARLY = """\
@@ -76,6 +78,11 @@ _DISPATCHED = """\
         elif isinstance(result, Dispatch):
             self._send(receive, result.call)
 """
+_INVOKED = """\
+        if isinstance(result, Answer):
+            self._show_receipt(result.receipt)
+        return result
+"""
 _COMMITS = """\
         if self._store.in_transaction:
             self._store.commit()
@@ -89,13 +96,13 @@ _RELEASES = """\
 CONTROLS: Final = (
     Control(
         "sync off",
-        (Edit("chio/kernel/store.py", '"synchronous": "full"', '"synchronous": "off"'),),
+        (Edit("chio/kernel/database.py", '"synchronous": "full"', '"synchronous": "off"'),),
         "checkpoints", "synced",
     ),
     Control(
         "sync after the reply",
         (
-            Edit("chio/kernel/store.py", '"synchronous": "full"', '"synchronous": "off"'),
+            Edit("chio/kernel/database.py", '"synchronous": "full"', '"synchronous": "off"'),
             Edit(
                 "chio/kernel/writer.py", _RELEASES,
                 _RELEASES + "        wal = os.open('authority.db-wal', os.O_RDWR)\n        os.fdatasync(wal)\n"
@@ -128,9 +135,8 @@ CONTROLS: Final = (
                 "        elif isinstance(result, Dispatch):\n            pass\n",
             ),
             Edit(
-                "chio/kernel/process.py", "        return result\n\n    def _answer(",
-                "        if isinstance(result, Dispatch):\n            self._send(receive, result.call)\n"
-                "        return result\n\n    def _answer(",
+                "chio/kernel/process.py", _INVOKED,
+                "        if isinstance(result, Dispatch):\n            self._send(receive, result.call)\n" + _INVOKED,
             ),
         ),
         "effect", "effects", _dispatches, (AFTER,),

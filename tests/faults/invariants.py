@@ -15,8 +15,8 @@ from typing import Any
 from tests.faults.exchanges import Exchange
 from tests.faults.snapshot import Row, Snapshot
 from verify.keys import Pins
-from verify.log import leaf_hash, receipt_leaf, root_of, verify_checkpoint
-from verify.receipts import verify_receipt
+from verify.log import leaf_hash, root_of, verify_checkpoint
+from verify.verdict import VerifyError
 
 MAX_DISPATCHES = 3
 MAILBOXES = "chio-ipc"
@@ -34,6 +34,11 @@ class Facts:
     notes: frozenset[str] = frozenset()
     reads: frozenset[tuple[str, str]] = frozenset()
 
+    @property
+    def sealed(self) -> bool:
+        """Whether what workers stored is encrypted: then its rows are counted, and not read."""
+        return bool(self.snapshot["data_key"])
+
 
 def processes(snapshot: Snapshot) -> dict[str, str]:
     """The process of each credential's digest (hex)."""
@@ -41,8 +46,14 @@ def processes(snapshot: Snapshot) -> dict[str, str]:
     return found | {row["digest"].hex(): row["process"] for row in snapshot["credential"]}
 
 
-def receipt_text(leaf: Row) -> str:
-    return f'{{"body":{leaf["body"]},"disclosed":{leaf["disclosed"]},"signature":"{leaf["signature"]}"}}'
+def answered_text(text: str, facts: Facts) -> str:
+    """The part of a receipt's text that the log keeps for ever: all of it, unless what it discloses is encrypted."""
+    return text if not facts.sealed else text.partition(',"disclosed":')[0] + text[text.rindex(',"signature":') :]
+
+
+def receipt_text(leaf: Row, facts: Facts) -> str:
+    disclosed = "" if facts.sealed else f',"disclosed":{leaf["disclosed"].decode()}'
+    return f'{{"body":{leaf["body"]}{disclosed},"signature":"{leaf["signature"]}"}}'
 
 
 # --- acknowledged ----------------------------------------------------------------------------------------------------
@@ -51,7 +62,7 @@ def receipt_text(leaf: Row) -> str:
 def acknowledged(facts: Facts) -> list[str]:
     """Everything that was answered is there."""
     snapshot, names = facts.snapshot, processes(facts.snapshot)
-    receipts = {receipt_text(leaf) for leaf in snapshot["leaf"] if leaf["type"] == "receipt"}
+    receipts = {receipt_text(leaf, facts) for leaf in snapshot["leaf"] if leaf["type"] == "receipt"}
     wrong = []
     for exchange in facts.exchanges:
         if not exchange.ok:
@@ -61,14 +72,14 @@ def acknowledged(facts: Facts) -> list[str]:
         elif exchange.digest not in names:
             wrong.append(f"{exchange.op}: answered to a credential that the state does not know")
         else:
-            wrong += _worker_was_told(exchange, snapshot, names[exchange.digest], receipts)
+            wrong += _worker_was_told(exchange, facts, names[exchange.digest], receipts)
     return wrong
 
 
-def _worker_was_told(exchange: Exchange, snapshot: Snapshot, name: str, receipts: set[str]) -> list[str]:
-    result, request = exchange.result, exchange.request
+def _worker_was_told(exchange: Exchange, facts: Facts, name: str, receipts: set[str]) -> list[str]:
+    result, request, snapshot = exchange.result, exchange.request, facts.snapshot
     if exchange.op == "invoke":
-        there = result["receipt_json"] in receipts
+        there = answered_text(result["receipt_json"], facts) in receipts
         return [] if there else [f"invoke {name}/{request['operation_key']}: its receipt is not in the log"]
     if exchange.op in ("checkpoint", "inspect"):
         told = result if exchange.op == "checkpoint" else result["checkpoint"]
@@ -106,6 +117,9 @@ def _host_was_told(exchange: Exchange, snapshot: Snapshot) -> list[str]:
         "launched": attempt is None or attempt["launch_id"] != answer.get("launch_id"),
         "ended": attempt is None or attempt["outcome"] != request.get("outcome"),
         "settled": attempt is None or attempt["exports"] is not None,
+        "restore": not snapshot.usable,
+        "accept": bool(snapshot["host"]) and bool(snapshot["host"][0].get("replay_only")),
+        "delete": not any(row["process"] == name and row["wrapped"] is None for row in snapshot["data_key"]),
         "freeze": request.get("plan") is not None and not snapshot["host"][0]["plan"],
         "init": not snapshot.usable,
         "reconcile": not any(
@@ -214,9 +228,8 @@ def log(facts: Facts) -> list[str]:
 
 
 def _hash_of(leaf: Row, pins: Pins) -> bytes:
+    """Of the leaf's own text, whose signature is checked; what a receipt discloses is no part of it."""
     kind, body, signature = leaf["type"], leaf["body"], leaf["signature"]
-    if kind == "receipt":
-        return leaf_hash(receipt_leaf(verify_receipt(receipt_text(leaf).encode(), pins.kernel_key, pins.runtime_id)))
     if signature is not None:
         pins.kernel_key.verify_record(kind, body.encode(), signature)
     return leaf_hash(f'{{"body":{body},"signature":{json.dumps(signature)},"type":"{kind}"}}'.encode())
@@ -334,7 +347,9 @@ def effects(facts: Facts, done: Iterable[tuple[str, str]]) -> list[str]:
 
 def mailboxes(facts: Facts) -> list[str]:
     """A mailbox counts what it holds; each message, and each acknowledgement, is a call's own."""
-    wrong = []
+    wrong: list[str] = []
+    if facts.sealed:
+        return wrong  # which message a call sent is not to be read
     calls = [row for row in facts.snapshot["call"] if row["server"] == MAILBOXES and row["state"] == "completed"]
     outputs = [(row["tool"], row["process"], json.loads(row["output"])["value"]) for row in calls]
     sent = {(tool, sender, value.get("sequence")) for tool, sender, value in outputs}
@@ -379,7 +394,7 @@ def broken(facts: Facts, checks: dict[str, Callable[[Facts], list[str]]]) -> dic
     for name, check in checks.items():
         try:
             wrong = check(facts)
-        except (ValueError, KeyError) as error:  # what the verifier raises, and a row that another needs
+        except (ValueError, KeyError, VerifyError) as error:  # what the verifier raises, and a row that another needs
             wrong = [f"{type(error).__name__}: {error}"]
         if wrong:
             found[name] = wrong

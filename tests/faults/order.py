@@ -20,7 +20,7 @@ TELLING = frozenset({"socket", "pipe", "said"})
 _NOT_KEPT = ("-shm", "/authority.db", "/receipts.ndjson", "/lock")
 """Rebuilt (-shm); a copy of what the write-ahead log holds until it is synced (the database itself,
 sqlite.org/wal.html); a convenience (receipts.ndjson: the log is the truth); empty for ever (lock)."""
-_MAKES = frozenset({"rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat", "mkdir", "mkdirat"})
+_MAKES = frozenset({"rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"})
 
 
 def told_too_early(made: Iterable[Boundary], roots: Iterable[str], promising: frozenset[str] = PROMISING) -> list[str]:
@@ -39,7 +39,7 @@ def told_too_early(made: Iterable[Boundary], roots: Iterable[str], promising: fr
                 mine.owed.clear()  # told once is enough
         elif boundary.call in SYNCS:
             mine.pay(boundary.path)
-        elif (boundary.second or boundary.path).startswith(folders):
+        elif f"{boundary.second or boundary.path}/".startswith(folders):
             mine.incur(boundary)
     return wrong
 
@@ -61,7 +61,13 @@ class _Debts:
         why = f"{boundary.call} {os.path.basename(path)}"
         if path.endswith(_NOT_KEPT):
             return
-        if boundary.new:
+        if boundary.call.startswith("unlink"):
+            self.owed.pop(path, None)
+            self.new.discard(path)
+        if boundary.call.startswith("mkdir"):
+            if boundary.new:
+                self.owed[os.path.dirname(path)] = why
+        elif boundary.new:
             self.new.add(path)
         elif boundary.call in WRITES or boundary.call in ("ftruncate", "truncate", "fallocate"):
             self.owed[path] = why

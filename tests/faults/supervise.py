@@ -140,9 +140,10 @@ class Supervisor:
                     continue
                 boundaries.append(boundary)
                 self._roles[boundary.role] = boundary.pid
-                if fault is not None and hit is None and boundary.place == fault.place:
+                victim = self._victim(fault, boundary) if fault is not None and hit is None else None
+                if fault is not None and victim is not None:
                     hit = boundary
-                    self._inflict(fault, asked, boundary)
+                    self._inflict(fault, asked, boundary, victim)
                 else:
                     self._asking.let(asked)
             survivors = [] if stuck else _descendants()
@@ -156,8 +157,13 @@ class Supervisor:
 
     # --- what happens at the boundary ----------------------------------------------------------------------------
 
-    def _inflict(self, fault: Fault, asked: Notification, boundary: Boundary) -> None:
-        victim = self._roles.get(fault.victim, 0) if fault.victim else boundary.pid
+    def _victim(self, fault: Fault, boundary: Boundary) -> int | None:
+        """Whom the fault concerns if it happens here; None when it does not, or there is nobody of that role yet."""
+        if boundary.place != fault.place:
+            return None
+        return self._roles.get(fault.victim) if fault.victim else boundary.pid
+
+    def _inflict(self, fault: Fault, asked: Notification, boundary: Boundary, victim: int) -> None:
         if fault.action == AFTER:
             self._asking.let(asked)
             self._until_left(asked)

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 CHIO = (sys.executable, "-m", "chio")
-KILLS = 4
+KILLS = 3
 
 
 @pytest.mark.parametrize("name", ALL)

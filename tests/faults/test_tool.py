@@ -64,6 +64,16 @@ def test_a_call_is_kept_back_let_through_refused_or_shortened(tmp_path: Path, fa
     assert sweep.alone(book_after, str(tmp_path), WRITE + fault) == book
 
 
+def hit_of(folder: str, fault: str) -> str:
+    return run_case(example.SCENARIO, Case(Path(folder) / "case", ()), Fault.parse(fault)).hit
+
+
+def test_a_fault_that_never_happened_is_not_told_as_one(tmp_path: Path) -> None:
+    assert sweep.alone(hit_of, str(tmp_path), f"{WRITE}#9=before") == ""
+    assert sweep.alone(hit_of, str(tmp_path), f"{WRITE}#1=after:nobody") == ""
+    assert sweep.alone(hit_of, str(tmp_path), f"{WRITE}#1=after:journal") == f"{WRITE}#1"
+
+
 def test_every_boundary_of_a_sound_program_can_be_cut(tmp_path: Path) -> None:
     boundaries, _ = sweep.alone(clean, str(tmp_path))
     faults = sweep.kills(boundaries) + sweep.failures(boundaries)
