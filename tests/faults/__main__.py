@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.faults import clock, controls, sweep
 from tests.faults.boundaries import Boundary
-from tests.faults.cases import Result
+from tests.faults.cases import NO_FAULT, Result
 from tests.faults.power import controls as power_controls
 from tests.faults.power import shards
 from tests.faults.scenario import Scenario
@@ -106,12 +106,19 @@ def _list(chosen: list[Scenario], work: Path) -> int:
 
 def _one(scenario: Scenario, place: str, work: Path) -> int:
     """Each action at one boundary, or the one that is named; results that are kept do not count."""
+    if place == NO_FAULT:
+        results = [sweep.clean(scenario, work, _PRODUCT)[1]]
+    else:
+        results = _inflicted(scenario, place, work)
+    for result in results:
+        print(json.dumps({"fault": result.fault, "hit": result.hit, "violations": result.violations}, indent=1))
+    return int(any(result.violations or not result.hit for result in results))
+
+
+def _inflicted(scenario: Scenario, place: str, work: Path) -> list[Result]:
     faults = [Fault.parse(place)] if "=" in place else [Fault(place, kill) for kill in (BEFORE, AFTER)]
     with tempfile.TemporaryDirectory(dir=work) as folder:
-        results = sweep.sweep(scenario, faults, Path(folder), _PRODUCT, 1, lambda _: None)
-        for result in results:
-            print(json.dumps({"fault": result.fault, "hit": result.hit, "violations": result.violations}, indent=1))
-    return int(any(result.violations or not result.hit for result in results))
+        return sweep.sweep(scenario, faults, Path(folder), _PRODUCT, 1, lambda _: None)
 
 
 def _scenario(scenario: Scenario, work: Path, sample: int, jobs: int, *, power: bool) -> Row:

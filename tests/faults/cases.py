@@ -10,6 +10,7 @@ from tests.faults.boundaries import Boundary
 from tests.faults.scenario import Case, Check, History, Scenario
 from tests.faults.supervise import HALVES, SCARCE, Fault, Supervisor
 
+NO_FAULT = "none"
 _RESUMPTIONS = 3  # what a fault of the machine ended may have to be resumed more than once
 
 
@@ -45,7 +46,7 @@ def run_clean(scenario: Scenario, case: Case, *, resources: bool = False) -> tup
         violations = {"resumes": [_why(case, 0)]}
     else:
         violations = _broken(scenario.checks, scenario, case, history)
-    return boundaries, Result(scenario.name, "none", "none", violations, round(time.monotonic() - begun, 2))
+    return boundaries, Result(scenario.name, NO_FAULT, NO_FAULT, violations, round(time.monotonic() - begun, 2))
 
 
 def run_once(
