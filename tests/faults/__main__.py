@@ -106,10 +106,8 @@ def _list(chosen: list[Scenario], work: Path) -> int:
 
 def _one(scenario: Scenario, place: str, work: Path) -> int:
     """Each action at one boundary, or the one that is named; results that are kept do not count."""
-    if place == NO_FAULT:
-        results = [sweep.clean(scenario, work, _PRODUCT)[1]]
-    else:
-        results = _inflicted(scenario, place, work)
+    no_fault = place == NO_FAULT
+    results = [sweep.clean(scenario, work, _PRODUCT)[1]] if no_fault else _inflicted(scenario, place, work)
     for result in results:
         print(json.dumps({"fault": result.fault, "hit": result.hit, "violations": result.violations}, indent=1))
     return int(any(result.violations or not result.hit for result in results))
