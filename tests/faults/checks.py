@@ -19,13 +19,13 @@ from tests.faults.exchanges import Exchange, exchanges
 from tests.faults.invariants import ROWS, SETTLED, Facts, broken, effects, note_of
 from tests.faults.order import told_too_early
 from tests.faults.scenario import Case, Check, History, Scenario
-from tests.faults.snapshot import Snapshot
+from tests.faults.snapshot import BLOBS, Snapshot
 from verify.cli import main as verify_command
 from verify.keys import Pins
 
 _OWN_FILES = {
     "authority.db", "bootstrap.json", "host.json", "kernel.pub", "keys.json", "lock", "pins.json", "policy.yaml",
-    "receipts.ndjson",
+    "receipts.ndjson", BLOBS,
 }  # fmt: skip
 _RUNTIME = "/run/chio"
 _SHARED = {f"{_RUNTIME}/uids", f"{_RUNTIME}/cgroups"}  # locks, of every host of this machine
@@ -172,7 +172,14 @@ def nothing_left(scenario: Scenario, case: Case, history: History) -> list[str]:
     exported = scenario.more.get("exported", set())
     with suppress(FileNotFoundError):
         wrong += [f"an unknown file: {name}" for name in sorted({*os.listdir(case.state)} - _OWN_FILES - exported)]
-    return wrong
+    return wrong + _blob_files_left(case.state)
+
+
+def _blob_files_left(state: Path) -> list[str]:
+    snapshot, folder = Snapshot.of(state), state / BLOBS
+    named = {row.get("file") for row in snapshot["blob"]} if snapshot else set()
+    found = os.listdir(folder) if folder.is_dir() else []
+    return [f"a file of no blob: {name}" for name in sorted(set(found) - named)]
 
 
 def verify(scenario: Scenario, case: Case, history: History) -> list[str]:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 DATABASE = "authority.db"
+BLOBS = ".chio-blobs"
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`tables[name]` in the order of rowid or key. `damage` is what SQLite's own check says, empty when sound."""
+    """`tables[name]` in the order of rowid or key; a blob's row has its bytes, also where a file holds them. `damage`
+    is what SQLite's own check says, empty when sound."""
 
     tables: dict[str, list[Row]]
     damage: str
@@ -39,7 +41,12 @@ class Snapshot:
                 if (state / name).exists():
                     shutil.copyfile(state / name, Path(private) / name)
             with closing(sqlite3.connect(Path(private) / DATABASE)) as database:
-                return cls._read(database)
+                found = cls._read(database)
+        for row in found["blob"]:
+            if row.get("file") is not None:
+                file = state / BLOBS / row["file"]
+                row["data"] = file.read_bytes() if file.exists() else b""
+        return found
 
     @classmethod
     def _read(cls, database: sqlite3.Connection) -> Snapshot:
