@@ -16,6 +16,7 @@ from tests.faults.notify import EXECS, MOUNTS, OPENS, RESOURCES, SENDS, WRITES, 
 
 _AT_FDCWD = 0xFFFF_FF9C
 _MAP_ANONYMOUS = 0x20
+_CACHE = "/__pycache__"  # of Python's own: written by whoever comes first
 _PATH_BYTES = 4096
 _MOST_BYTES = 64 * 1024 * 1024
 _UNSTABLE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{12,}|(?<=/)\d+(?=/)")
@@ -142,7 +143,7 @@ class Describer:
             fd = _signed(asked.arguments[_OUT_FIRST.get(call, 0)])
             path = os.readlink(f"/proc/{asked.tid}/fd/{fd}")
             kind = _kind_of_descriptor(path)
-        if not kind:
+        if not kind or _CACHE in path:
             return None
         if path == self.said_in:
             kind, path = "said", "stdout"

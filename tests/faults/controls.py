@@ -18,7 +18,7 @@ from tests.faults import sweep
 from tests.faults.boundaries import Boundary
 from tests.faults.cases import Result
 from tests.faults.scenarios import ALL
-from tests.faults.supervise import AFTER, BEFORE, Fault
+from tests.faults.supervise import AFTER, BEFORE, LATE, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("chio", "confine", "verify", "policies")
@@ -139,7 +139,7 @@ CONTROLS: Final = (
                 "        if isinstance(result, Dispatch):\n            self._send(receive, result.call)\n" + _INVOKED,
             ),
         ),
-        "effect", "effects", _dispatches, (AFTER,),
+        "effect", "effects", _dispatches, (LATE,),
     ),
     Control(
         "receipt in another commit than its effect",
@@ -261,7 +261,7 @@ def catch(control: Control, work: Path, jobs: int) -> str:
     if control.caught_by in clean.violations:
         return f"{control.caught_by}, without a fault"
     places = [boundary.place for boundary in boundaries if control.where(boundary)]
-    faults = [Fault(place, action) for place in places for action in control.actions][:_MOST_CASES]
+    faults = [Fault.parse(f"{place}={action}") for place in places for action in control.actions][:_MOST_CASES]
 
     def caught(result: Result) -> bool:
         return control.caught_by in result.violations

@@ -30,19 +30,22 @@ BEFORE: Final = "before"
 AFTER: Final = "after"
 SHORT: Final = "short"
 TORN: Final = "torn"
-KILLS: Final = (BEFORE, AFTER, TORN)
+LATE: Final = "late"
+KILLS: Final = (BEFORE, AFTER, TORN, LATE)
 HALVES: Final = (SHORT, TORN)
 SCARCE: Final = ("EMFILE", "ENOMEM")
 """Faults at calls that take a descriptor, a process or memory, which are asked about only for their sake."""
 _SET_CHILD_SUBREAPER = 36
 _TURN_MS = 100
 _LEAVING_S = 5.0
+_QUIET_MS = 300
 ALONE_S = 20.0  # how long what a dead command started may live
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What to do at the boundary `place`: a kill, `torn` (a kill in the middle of a write), `short` (half
+    """What to do at the boundary `place`: a kill (before; after; `late`: after, once nobody else
+    has anything to do; `torn`: in the middle of a write), `short` (half
     the bytes are written), or the name of an errno.
 
     `victim`: the role to kill; empty for whoever made the call.
@@ -62,7 +65,8 @@ class Fault:
         place, _, what = text.rpartition("=")
         action, *victim = what.split(":")
         if not place or (action not in (*KILLS, SHORT) and not hasattr(errno, action)):
-            raise ValueError(f"{text}: not PLACE=ACTION, with the action before, after, torn, short or an errno's name")
+            known = ", ".join((*KILLS, SHORT))
+            raise ValueError(f"{text}: not PLACE=ACTION, with an action of {known}, or the name of an errno")
         return cls(place, action, *victim)
 
 
@@ -143,7 +147,7 @@ class Supervisor:
                 victim = self._victim(fault, boundary) if fault is not None and hit is None else None
                 if fault is not None and victim is not None:
                     hit = boundary
-                    self._inflict(fault, asked, boundary, victim)
+                    self._inflict(fault, asked, boundary, victim, boundaries)
                 else:
                     self._asking.let(asked)
             survivors = [] if stuck else _descendants()
@@ -151,7 +155,7 @@ class Supervisor:
         finally:
             self._asking.close()
         assert self._exit_code is not None
-        kept_back = hit is not None and fault is not None and fault.action not in (AFTER, *HALVES)
+        kept_back = hit is not None and fault is not None and fault.action not in (AFTER, LATE, *HALVES)
         made = [boundary for boundary in boundaries if not (kept_back and boundary is hit)]
         return Outcome(self._exit_code, boundaries, hit, survivors, stuck, time.monotonic() - begun, made)
 
@@ -163,10 +167,15 @@ class Supervisor:
             return None
         return self._roles.get(fault.victim) if fault.victim else boundary.pid
 
-    def _inflict(self, fault: Fault, asked: Notification, boundary: Boundary, victim: int) -> None:
+    def _inflict(
+        self, fault: Fault, asked: Notification, boundary: Boundary, victim: int, boundaries: list[Boundary]
+    ) -> None:
         if fault.action == AFTER:
             self._asking.let(asked)
             self._until_left(asked)
+        if fault.action == LATE:
+            self._asking.let(asked)
+            boundaries += self._until_quiet(boundary.pid)
         if fault.action == TORN:
             self._half(boundary)
         if fault.action in KILLS:
@@ -174,7 +183,7 @@ class Supervisor:
                 os.kill(victim, signal.SIGKILL)
             if victim == boundary.pid:
                 self._until_dead(victim)
-            if fault.action != AFTER:
+            if fault.action not in (AFTER, LATE):
                 self._asking.let(asked)  # nobody waits for it any more, unless another was the victim
         elif fault.action == SHORT:
             written = self._half(boundary)
@@ -202,6 +211,24 @@ class Supervisor:
                 return  # it is gone
             if where not in ("running", number):
                 return
+
+    def _until_quiet(self, pid: int) -> list[Boundary]:
+        """Everybody else goes on for as long as anybody has something to do; that process stands at its next
+        boundary."""
+        passed: list[Boundary] = []
+        held: list[Notification] = []
+        give_up = time.monotonic() + _LEAVING_S
+        while time.monotonic() < give_up and (asked := self._next(_QUIET_MS)) is not None:
+            other = self._describer.describe(asked)
+            if other is not None and other.pid == pid:
+                held.append(asked)
+                continue
+            if other is not None:
+                passed.append(other)
+                self._roles[other.role] = other.pid
+            self._asking.let(asked)
+        self._waiting.extend(held)
+        return passed
 
     def _until_dead(self, pid: int) -> None:
         """SIGKILL takes effect before anyone else goes on."""

@@ -21,7 +21,7 @@ from tests.faults.cases import Result, folder_of, run_case, run_clean
 from tests.faults.notify import EXECS, OPENS, SYNCS, WRITES
 from tests.faults.order import TELLING
 from tests.faults.scenario import Case, Scenario
-from tests.faults.supervise import AFTER, BEFORE, SHORT, TORN, Fault
+from tests.faults.supervise import AFTER, BEFORE, LATE, SHORT, TORN, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 _SET_PDEATHSIG = 1
@@ -32,7 +32,8 @@ _TRIES = 3  # a boundary that a run did not come to: which process is faster is 
 
 
 def kills(boundaries: list[Boundary]) -> list[Fault]:
-    """Before and after each boundary, and in the middle of each write to a file. After a write that the same process
+    """Before and after each boundary, in the middle of each write to a file, and late where the Chio kernel has told
+    somebody something. After a write that the same process
     follows with another to the same file is the same as before that one: nobody else can tell the difference, and it is
     not done twice."""
     following: dict[int, Boundary] = {}
@@ -42,6 +43,8 @@ def kills(boundaries: list[Boundary]) -> list[Fault]:
         same = after is not None and after.path == boundary.path and boundary.kind == after.kind == "file"
         if not (same and boundary.call in WRITES):
             faults.append(Fault(boundary.place, AFTER))
+        if boundary.kind in TELLING and boundary.role.startswith("kernel"):
+            faults.append(Fault(boundary.place, LATE))
         if boundary.kind == "file" and boundary.call in WRITES and boundary.length > 1:
             faults.append(Fault(boundary.place, TORN))
         faults.append(Fault(boundary.place, BEFORE))

@@ -57,6 +57,7 @@ def book_after(folder: str, fault: str) -> bytes:
         ("#2=after", b"one\ntwo\n"),
         ("#2=EIO", b"one\n"),
         ("#2=torn", b"one\ntw"),
+        ("#2=late", b"one\ntwo\n"),
         ("#2=short", b"one\ntwo\nthree\n"),  # the program writes the other half, and goes on
     ],
 )
