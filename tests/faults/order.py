@@ -20,6 +20,8 @@ TELLING = frozenset({"socket", "pipe", "said"})
 _NOT_KEPT = ("-shm", "/authority.db", "/receipts.ndjson", "/lock")
 """Rebuilt (-shm); a copy of what the write-ahead log holds until it is synced (the database itself,
 sqlite.org/wal.html); a convenience (receipts.ndjson: the log is the truth); empty for ever (lock)."""
+_REFUSAL = b'"ok":false'
+"""An answer that says no, of Chio's protocols, promises nothing."""
 _MAKES = frozenset({"rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"})
 
 
@@ -34,7 +36,8 @@ def told_too_early(made: Iterable[Boundary], roots: Iterable[str], promising: fr
             continue
         mine = debts.setdefault(boundary.pid, _Debts())
         if boundary.kind in TELLING:
-            if mine.owed and boundary.length:
+            refuses = boundary.data is not None and _REFUSAL in boundary.data
+            if mine.owed and boundary.length and not refuses:
                 wrong.append(f"{boundary.place}: told while {', '.join(sorted(mine.owed.values()))} is owed a sync")
                 mine.owed.clear()  # told once is enough
         elif boundary.call in SYNCS:
