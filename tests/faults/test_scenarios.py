@@ -11,6 +11,7 @@ import pytest
 from tests.faults import clock, sweep
 from tests.faults.__main__ import faults_of, scarce
 from tests.faults.scenarios import ALL
+from tests.faults.supervise import SCARCE, Fault
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a filter over other users' processes, and confinement, need root"),
@@ -34,8 +35,11 @@ def test_whatever_is_cut_off_nothing_is_lost_or_done_twice(tmp_path: Path, name:
 def test_without_descriptors_or_memory_nothing_is_lost_either(tmp_path: Path) -> None:
     scenario = ALL["effect"]
     boundaries, _ = sweep.clean(scenario, tmp_path, CHIO, resources=True)
-    faults = scarce(scenario, boundaries, 16)
-    assert {fault.action for fault in faults} == {"EMFILE", "ENOMEM"}
+    every = scarce(scenario, boundaries, 0)
+    faults: list[Fault] = []
+    for action in SCARCE:
+        faults += sweep.sample([fault for fault in every if fault.action == action], boundaries, 3)
+    assert len(faults) == 3 * len(SCARCE)
     results = sweep.sweep(scenario, faults, tmp_path, CHIO, 1, lambda _: None)
     assert {result.fault: result.violations for result in results if result.violations} == {}
 
