@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from tests.bench import calls, launch, mailbox
+from tests.bench import calls, launch, mailbox, recovery
 
-_BENCHES = {"calls": calls.run, "launch": launch.run, "mailbox": mailbox.run}
+_BENCHES = {"calls": calls.run, "launch": launch.run, "mailbox": mailbox.run, "recovery": recovery.run}
 
 
 def main() -> None:
