@@ -67,6 +67,7 @@ class _Receive:
     mailbox: str | None = None
     awaits_server: bool = False
     server_starts: int = 0
+    answered: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -175,7 +176,7 @@ class Kernel:
         for queue in self._waiting.values():
             for receive in list(queue):
                 self._unpark(receive)
-                receive.connection.reply(wire.error_frame("runtime_error"))
+                self._reply(receive, wire.error_frame("runtime_error"))
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -198,13 +199,31 @@ class Kernel:
             connection.reply(wire.error_frame("runtime_error"))
 
     def _submit(self, receive: _Receive) -> None:
+        if receive.answered:
+            return
         self.writer.submit(
             Item(
                 lambda: self._invoke(receive),
                 lambda result: self._answer(receive, result),
-                lambda: receive.connection.reply(wire.error_frame("runtime_error")),
+                lambda: self._reply(receive, wire.error_frame("runtime_error")),
             )
         )
+
+    def _reply(self, receive: _Receive, frame: bytes) -> None:
+        """Answer once. A group that was rolled back leaves its requests in the queues that they entered in it, and
+        the disk may then refuse each: who was told so is told nothing more by what it waited for."""
+        if receive.answered:
+            return
+        receive.answered = True
+        if receive.timer is not None:
+            receive.timer.cancel()
+        key = (receive.caller.node.id, receive.request.key)
+        flight = self._flights.get(key)
+        if flight is not None and receive in flight.waiters:
+            flight.waiters.remove(receive)
+            if not flight.waiters and flight.sent is None:
+                del self._flights[key]
+        receive.connection.reply(frame)
 
     def _invoke(self, receive: _Receive) -> Any:
         """In the commit: an `Answer` or a `Dispatch`, an error code, or PARKED."""
@@ -234,14 +253,14 @@ class Kernel:
 
     def _answer(self, receive: _Receive, result: Answer | Dispatch | str) -> None:
         """After the commit."""
-        if receive.timer is not None:
-            receive.timer.cancel()
         if isinstance(result, str):
-            receive.connection.reply(wire.error_frame(result))
+            self._reply(receive, wire.error_frame(result))
         elif isinstance(result, Dispatch):
+            if receive.timer is not None:  # it was a repeat in a group that was rolled back
+                receive.timer.cancel()
             self._send(receive, result.call)
         else:
-            receive.connection.reply(wire.ok_frame(result.result))
+            self._reply(receive, wire.ok_frame(result.result))
             if result.wakes is not None:
                 for waiting in self._waiting.pop(result.wakes, []):
                     self._wake(waiting)
@@ -288,8 +307,7 @@ class Kernel:
 
     def _give_up(self, flight: _Flight, receive: _Receive, code: str) -> None:
         if receive in flight.waiters:
-            flight.waiters.remove(receive)
-            receive.connection.reply(wire.error_frame(code))
+            self._reply(receive, wire.error_frame(code))
 
     def _ended(self, key: tuple[str, str], call: CallRow, ended: mcp.Ended) -> None:
         """The server answered, or provably was not asked, or the outcome is not known: commit that, then answer."""
@@ -307,9 +325,7 @@ class Kernel:
 
         def answer(result: Answer) -> None:
             for receive in self._flights.pop(key).waiters:
-                if receive.timer is not None:
-                    receive.timer.cancel()
-                receive.connection.reply(wire.ok_frame(result.result))
+                self._reply(receive, wire.ok_frame(result.result))
 
         def failed() -> None:
             # The row stays dispatched; the next start makes it unknown. Nobody is told more than is on disk.
@@ -328,7 +344,7 @@ class Kernel:
         if receive.awaits_server:  # a group that was rolled back runs its items again
             return
         if receive.server_starts >= _MAX_SERVER_STARTS:  # it comes up and is gone again before it can be asked
-            self._loop.call_soon(receive.connection.reply, wire.error_frame("runtime_error"))
+            self._loop.call_soon(self._reply, receive, wire.error_frame("runtime_error"))
             return
         receive.awaits_server = True
         receive.server_starts += 1
@@ -346,7 +362,7 @@ class Kernel:
             if up:
                 self._submit(receive)
             else:
-                receive.connection.reply(wire.error_frame("runtime_error"))
+                self._reply(receive, wire.error_frame("runtime_error"))
 
         receive.connection.on_lost = lost
         self.router.when_up(server, then)
@@ -407,7 +423,7 @@ class Kernel:
 
     def _cancelled(self, names: list[str]) -> None:
         """After the commit: what is in flight goes on and is retained, but its output is withheld from now on."""
-        for (process, _), flight in self._flights.items():
+        for (process, _), flight in list(self._flights.items()):
             if process in names:
                 if flight.sent is not None:
                     self.router.cancel(flight.sent)

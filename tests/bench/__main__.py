@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from tests.bench import calls, launch, mailbox, state, verify
+from tests.bench import calls, launch, mailbox, recovery, state, verify
 
 _BENCHES = {
     "calls": calls.run,
     "launch": launch.run,
     "mailbox": mailbox.run,
+    "recovery": recovery.run,
     "state": state.run,
     "verify": verify.run,
 }
