@@ -200,6 +200,8 @@ class Attempts:
             if not any(_matches(entry["file"], pattern) for pattern in declared["files"]):
                 why = f"`{entry['file'][:80]}` matches no pattern of the plan for `{body['process_id']}`"
                 self._findings.fail("exports", why, leaf.place)
+        if len({entry["file"] for entry in body["exports"]}) < len(body["exports"]):
+            self._findings.fail("exports", "a file twice", leaf.place)
         if sum(entry["bytes"] for entry in body["exports"]) > declared["max_bytes"]:
             self._findings.fail("exports", "more bytes than the plan allows", leaf.place)
         if outcome in _KILLED or outcome == _REFUSED_EXPORT:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from verify import canonical, shape
-from verify.capabilities import Capability, verify_capability, verify_link
+from verify.capabilities import WHOLE_BPS, Capability, verify_capability, verify_link
 from verify.keys import PublicKey
 from verify.verdict import VerifyError
 
 BUILT_IN_SERVERS = ("chio-ipc", "chio-process")
 MAILBOX_SERVER = "chio-ipc"
 MAX_PROCESSES = 1025
-WHOLE_BPS = 10_000
 _MAILBOX_VERBS = ("send", "receive", "ack")
 
 
@@ -141,6 +140,9 @@ _CHILD = shape.record(
         "budget_share_bps": shape.at_least(1),
     }
 )
+_CONFINEMENT = shape.record(
+    {}, {"profile": shape.text, "read": shape.array(shape.text), "write": shape.array(shape.text)}
+)
 _CONFIG = shape.record(
     {
         "schema": shape.one_of("chio.process.host.v1"),
@@ -155,7 +157,7 @@ _CONFIG = shape.record(
         "servers": shape.array(
             shape.record(
                 {"id": shape.process_id, "command": shape.array(shape.string)},
-                {"request_timeout_seconds": _ANY, "confinement": shape.object_of_anything},
+                {"request_timeout_seconds": _ANY, "confinement": _CONFINEMENT},
             )
         ),
         "children": shape.array(_CHILD),

@@ -11,12 +11,12 @@ what they say.
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 from verify import cbor, shape
+from verify.files import open_file
 from verify.keys import PublicKey
 from verify.verdict import VerifyError, unreadable
 
@@ -158,15 +158,13 @@ class Bundle:
     def open(cls, path: str) -> Self:
         """Reads envelope and manifest, and that the sections fill the file exactly."""
         try:
-            with open(path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise VerifyError("not a regular file", check="input")
-                source = cbor.Bytes(file.read(_MAX_MANIFEST_BYTES + 256))
+            with open_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                source = cbor.Bytes(os.pread(file.fileno(), _MAX_MANIFEST_BYTES + 256, 0))
             payload, signature = _envelope(source)
             manifest = _manifest(payload)
-            return cls(path, manifest, _lay_out(path, manifest, source.at, status.st_size), payload, signature)
-        except (OSError, ValueError) as error:
+            return cls(path, manifest, _lay_out(path, manifest, source.at, size), payload, signature)
+        except OSError as error:
             raise unreadable(path, error) from error
         except VerifyError as error:
             raise error.located(path) from error

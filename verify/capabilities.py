@@ -13,6 +13,7 @@ from verify.keys import PublicKey
 from verify.verdict import VerifyError
 
 MAX_DEPTH = 64
+WHOLE_BPS = 10_000  # root's share
 
 _GRANT = shape.record(
     {
@@ -91,6 +92,8 @@ def verify_link(capability: Capability, above: Capability | None, entry: dict[st
 
 def _require_narrower(child: dict[str, Any], parent: dict[str, Any] | None) -> None:
     who = child["process_id"]
+    if parent is None and child["budget_share_bps"] != WHOLE_BPS:
+        _refuse(f"the token of `{who}` has another share than all of it")
     if parent is not None and (
         child["expires_ms"] > parent["expires_ms"] or child["budget_share_bps"] > parent["budget_share_bps"]
     ):

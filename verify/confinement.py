@@ -53,6 +53,8 @@ _SERVER_ASKED = shape.record(
     }
 )
 
+_LANDLOCK = shape.record({"rights": shape.array(shape.text), "sha256": shape.digest})
+
 
 class Confinement:
     """Judges each launch record. Contradictions go to `findings`."""
@@ -194,10 +196,13 @@ def _contradictions(
     if set(limits) != set(LIMITS):
         yield "a limit that is not known"
         return
-    if body["process_id"] is not None and asked["profile"] != profile["name"]:
+    if asked["profile"] != profile["name"]:
         yield "the profile's name is another"
     for name, wanted in _expected(profile, limits, asked).items():
         yield from _held(fields, name, *wanted)
+    for name, field in fields.items():
+        if field["source"] == "installed" and name != "landlock" and field["asked"] != field["value"]:
+            yield f"`{name}` is not what was asked for"
     yield from _identity(fields, without)
     yield from _mounts(fields, writable, visible)
     yield from _executable(fields, body)
@@ -241,8 +246,6 @@ def _held(fields: Mapping[str, dict[str, Any]], name: str, wanted: Any, *sources
         yield f"`{name}` is {field['source']}, where it has to be {' or '.join(sources)}"
     elif field["asked"] != wanted:
         yield f"`{name}` was asked to be weaker than, or another than, the profile's"
-    elif field["source"] == "installed" and field["value"] != wanted:
-        yield f"`{name}` is not what was asked for"
 
 
 def _identity(fields: Mapping[str, dict[str, Any]], without: list[str]) -> Iterator[str]:
@@ -303,8 +306,6 @@ def _seccomp(fields: Mapping[str, dict[str, Any]], profile: dict[str, Any], with
         yield "`seccomp_program` is missing"
     elif not isinstance(program["asked"], dict) or program["asked"].get("list") != profile["seccomp"]["list"]:
         yield "the filter is of another list than the profile's"
-    elif program["source"] == "installed" and program["value"] != program["asked"]:
-        yield "`seccomp_program` is not what was asked for"
 
 
 def _landlock(fields: Mapping[str, dict[str, Any]], profile: dict[str, Any], without: list[str]) -> Iterator[str]:
@@ -319,12 +320,22 @@ def _landlock(fields: Mapping[str, dict[str, Any]], profile: dict[str, Any], wit
         return
     wanted = {*_FILE_RIGHTS, *_SCOPES, *(_TCP_RIGHTS if profile["network"] == "none" else ())}
     rights = _rights(field["value"])
-    if _rights(field["asked"]) != wanted or not rights <= wanted:
+    if not all(_is_landlock(said) for said in (field["asked"], field["value"])):
+        yield "`landlock` is not names of rights and the digest of its rules"
+    elif _rights(field["asked"]) != wanted or not rights <= wanted:
         yield "Landlock was asked to govern less than the profile's, or other things"
     elif profile["landlock"] == "required" and rights != wanted:
         yield "Landlock governs less than was asked for, and the profile requires all of it"
     elif _digest_of(field["asked"]) != _digest_of(field["value"]):
         yield "Landlock's rules are not those that were asked for"
+
+
+def _is_landlock(said: Any) -> bool:
+    try:
+        _LANDLOCK(said, "landlock")
+    except VerifyError:
+        return False
+    return len(_rights(said)) == len(said["rights"])
 
 
 def _digest_of(said: Any) -> Any:

@@ -23,6 +23,19 @@ LIMITS = (
     "cpu_quota_percent",
 )  # fmt: skip
 MAX_DOCUMENTS = 8192
+_FIRST = ("config", "policy", "plan")  # in this order; texts that are found by their digest follow
+
+
+def _each(value: shape.Shape) -> shape.Shape:
+    """An object with any members, each of which has this shape."""
+
+    def check(found: Any, path: str) -> None:
+        shape.object_of_anything(found, path)
+        for name, member in found.items():
+            value(member, f"{path}.{name}")
+
+    return check
+
 
 _RESOLVED = shape.record(
     {
@@ -30,7 +43,7 @@ _RESOLVED = shape.record(
         "name": shape.text,
         "profile_sha256": shape.digest,
         "hostname": shape.text,
-        "environment": shape.object_of_anything,
+        "environment": _each(shape.string),
         "tmpfs": shape.record({name: shape.at_least(1) for name in ("tmp_bytes", "shm_bytes", "inodes")}),
         "limits": shape.record({name: shape.at_least(0) for name in LIMITS}),
         "network": shape.one_of("none", "loopback"),
@@ -45,7 +58,7 @@ _WORKER = shape.record(
         "command": shape.array(shape.string),
         "timeout_seconds": shape.at_least(1),
         "cwd": shape.text,
-        "input": shape.anything,
+        "input": shape.null,  # it is its process's own data, and in no bundle
         "depends_on": shape.array(shape.process_id),
         "max_attempts": shape.at_least(1),
         "confinement": shape.record(
@@ -58,6 +71,19 @@ _WORKER = shape.record(
         "limits": shape.object_of_anything,
     }
 )  # fmt: skip
+_RESOLVED_WORKER = shape.record(
+    {
+        "process": shape.process_id,
+        "executable": shape.text,
+        "executable_sha256": shape.digest,
+        "program": shape.text,
+        "program_sha256": shape.digest,
+        "files": _each(shape.digest),
+        "binds": shape.array(shape.text),
+        "profile": shape.text,
+        "profile_sha256": shape.nullable(shape.digest),
+    }
+)
 _PLAN = shape.record(
     {
         "plan": shape.record(
@@ -67,7 +93,7 @@ _PLAN = shape.record(
                 "workers": shape.array(_WORKER),
             }
         ),
-        "resolved": shape.array(shape.object_of_anything),
+        "resolved": shape.array(_RESOLVED_WORKER),
     }
 )
 
@@ -92,6 +118,7 @@ class Documents:
             "resolved-profile": documents.resolved,
             "seccomp-list": documents.lists,
         }
+        rank = -1
         for position, item in enumerate(items):
             place = f"documents[{position}]"
             if type(item) is not list or len(item) != 2 or type(item[0]) is not str or type(item[1]) is not bytes:
@@ -99,12 +126,14 @@ class Documents:
             if position >= MAX_DOCUMENTS:
                 raise VerifyError(f"more than {MAX_DOCUMENTS} documents", check="documents", place=place)
             kind, text = item
-            if kind in kept:
+            before, rank = rank, _FIRST.index(kind) if kind in _FIRST else len(_FIRST)
+            if kind in kept and hashlib.sha256(text).hexdigest() not in kept[kind]:
                 kept[kind][hashlib.sha256(text).hexdigest()] = text
-            elif kind in ("config", "policy", "plan") and getattr(documents, kind) is None:
+            elif kind in _FIRST and rank > before:
                 setattr(documents, kind, text)
             else:
-                raise VerifyError(f"a second `{kind}`, or a kind that is not known", check="documents", place=place)
+                why = f"a second `{kind}`, one out of order, or a kind that is not known"
+                raise VerifyError(why, check="documents", place=place)
         return documents
 
     def read_config(self) -> dict[str, Any]:
@@ -127,6 +156,11 @@ class Documents:
             return None
         value: dict[str, Any] = canonical.parse(self.plan, canonical=True)
         _PLAN(value, "plan")
+        planned, resolved = (
+            [worker["process"] for worker in workers] for workers in (value["plan"]["workers"], value["resolved"])
+        )
+        if planned != resolved:
+            raise VerifyError("the plan did not resolve to its own workers", check="documents", place="plan")
         return value
 
 

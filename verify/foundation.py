@@ -82,6 +82,8 @@ def _certified(leaf: LogLeaf, bundle: Bundle, trust: Trust) -> None:
         raise VerifyError("it is of a run that is not the pinned one", check="runtime_pin", place="leaf 0")
     if body["log_origin"] != f"chio.invalid/{runtime_id}":
         raise VerifyError("the log is of another run", check="runtime_pin", place="leaf 0")
+    if body["created_ms"] != body["time_ms"]:
+        raise VerifyError("it was created at another time than its own", check="bootstrap", place="leaf 0")
     pins = trust.pins
     if pins is not None:
         for name, pinned in (

@@ -8,12 +8,14 @@ libraries take, so that one signature cannot be valid for some readers only (Cha
 import hashlib
 import re
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import Literal, Self
 
 import nacl.bindings
 import nacl.exceptions
 
 from verify import canonical, shape
+from verify.files import open_file
 from verify.verdict import VerifyError, unreadable
 
 RecordType = Literal["receipt", "launch", "exit", "bootstrap", "capability", "observation", "epoch"]
@@ -105,9 +107,9 @@ _PINS = shape.record(
 def read_small(path: str, limit: int = _MAX_FILE_BYTES) -> bytes:
     """A whole file of at most `limit` bytes: by default one that cannot be large, as a key, pins, a checkpoint."""
     try:
-        with open(path, "rb") as file:
+        with BufferedReader(open_file(path, pipe=True)) as file:
             content = file.read(limit + 1)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise unreadable(path, error) from error
     if len(content) > limit:
         raise VerifyError(f"over {limit} bytes", check="input", file=path)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
+from verify.files import open_file
 from verify.verdict import VerifyError, unreadable
 
 if TYPE_CHECKING:
@@ -64,12 +65,8 @@ def judge_lines(path: str, judge: Callable[[bytes], T], processes: int | None = 
 
     Raises `VerifyError` for a file that cannot be read. What `judge` raises ends the iteration too.
     """
-    try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below; what is raised inside is not about opening
-        size = os.fstat(file.fileno()).st_size
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
-    progress = Progress(size)
+    file = open_file(path, pipe=True)
+    progress = Progress(os.fstat(file.fileno()).st_size)
     with file:
         try:
             yield from _judge(file, path, judge, processors() if processes is None else processes, progress)

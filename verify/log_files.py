@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from verify.export import Export, LogTrust, read_export, renamed
+from verify.files import open_file
 from verify.keys import read_small
 from verify.leaves import LogLeaf, read_leaf_text
 from verify.lines import MAX_LINE_BYTES
@@ -137,9 +138,9 @@ def _checkpoint(files: _Files, path: str, text: bytes, trust: LogTrust) -> Check
 
 def _beginning(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return file.read(len(INCLUSION_HEADER))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise unreadable(path, error) from error
 
 

@@ -101,7 +101,7 @@ def alone(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         command = ["unshare", "--map-root-user", "--net", "--", *command]
     environment = {
         "PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
-        "CHIO_FUZZ_EXAMPLES": "20",  # the suite itself has more
+        "CHIO_FUZZ_EXAMPLES": "20", "CHIO_MUTATIONS": "10",  # the suite itself has more
     }  # fmt: skip
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False

@@ -367,7 +367,7 @@ def a_folder_seen_that_the_plan_does_not_give(run: Run) -> None:
     both(launch(run), "mounts", {**field["asked"], "/root": ["nodev", "nosuid", "overlay", "ro"]})
 
 
-@lie("plan")
+@lie("confinement", "plan")
 def a_tool_server_under_another_profile_than_the_configs(run: Run) -> None:
     run.one("launch", server="bank").body["asked"]["profile"] = "worker"
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -115,19 +116,19 @@ def started(path: str, **options: object) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> str:
-    """A pipe: whoever reads it is in the middle of its work until its other side is closed."""
+def endless(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A pipe and its other side: whoever reads it is in the middle of its work until that is closed."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    return str(path)
+    descriptor = os.open(path, os.O_RDWR)  # does not wait for a reader, as O_WRONLY would (fifo(7))
+    yield str(path), descriptor
+    os.close(descriptor)
 
 
-def feed(path: str, made: list[bytes]) -> int:
-    descriptor = os.open(path, os.O_WRONLY)
+def feed(descriptor: int, made: list[bytes]) -> None:
     text = memoryview(b"".join(line + b"\n" for line in made))
     while text:
         text = text[os.write(descriptor, text) :]
-    return descriptor
 
 
 def children(pid: int) -> list[int]:
@@ -143,15 +144,15 @@ def gone(pids: list[int]) -> None:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_in_the_middle_leaves_no_process_and_no_traceback(
-    endless: str, made: list[bytes], how: signal.Signals
+    endless: tuple[str, int], made: list[bytes], how: signal.Signals
 ) -> None:
-    process = started(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    descriptor = feed(endless, made)
+    path, descriptor = endless
+    process = started(path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    feed(descriptor, made)
     found = children(process.pid)
     # An interrupt on a terminal goes to the whole group; a kill to one process.
     (os.killpg if how is signal.SIGINT else os.kill)(process.pid, how)
     told, complained = process.communicate(timeout=60)
-    os.close(descriptor)
     assert told == b""
     assert b"Traceback" not in complained
     assert process.returncode == (1 if how is signal.SIGINT else -signal.SIGKILL)

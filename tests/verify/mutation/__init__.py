@@ -7,5 +7,5 @@
     matrix     makes the changes, judges them, counts which check caught how many
 
 `python -m tests.verify.mutation` makes every change and prints the table; the suite draws from them by a fixed seed
-(`CHIO_MUTATIONS=all` for every one).
+(`CHIO_MUTATIONS=all` for every one, a number for at most so many of each way).
 """

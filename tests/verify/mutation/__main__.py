@@ -6,14 +6,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.verify.mutation import bundles, subjects
 from tests.verify.mutation.matrix import tally
-from tests.verify.mutation.subjects import subjects
 
 
 def main() -> int:
     wanted, uncaught = sys.argv[1:], 0
     with tempfile.TemporaryDirectory() as folder:
-        for name, subject in subjects(Path(folder)).items():
+        made = {**subjects.subjects(Path(folder)), **bundles.subjects(Path(folder))}
+        for name, subject in made.items():
             if not wanted or name in wanted:
                 found = tally(subject, everything=True)
                 print(found.text(), flush=True)

@@ -1,7 +1,7 @@
 """The bundle of a whole run: changed as it stands, and signed anew by every key that signs a part of it.
 
-A change that is signed anew is a host's lie in one place: the leaf or token that was changed is signed, what names it by
-its id or its binding follows, and so do the root, the checkpoint, the digests and the manifest.
+A change that is signed anew is a host's lie in one place: the leaf or token that was changed is signed, what names it
+by its id or its binding follows, and so do the root, the checkpoint, the digests and the manifest.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,11 @@ def subjects(folder: Path) -> dict[str, Subject]:
     run = bundled.good()
     good, other = run.assemble(), _of_another_run().assemble()
     judge = _auditor(folder)
-    cut = Subject("bundle", good, judge, lambda: chain(regions(good, 256), _spliced(good, other)), draw=60)
+    cut = Subject(
+        "bundle", good, judge, lambda: chain(regions(good, 256), _enveloped(good), _spliced(good, other)), draw=40
+    )
     lies = Subject(
-        "bundle signed anew", good, judge, lambda: Lies(run, _of_another_run()).all(), harmless.BUNDLE, draw=150
+        "bundle signed anew", good, judge, lambda: Lies(run, _of_another_run()).all(), harmless.BUNDLE, draw=50
     )
     return {subject.name: subject for subject in (cut, lies)}
 
@@ -49,7 +51,9 @@ def _auditor(folder: Path) -> Judge:
 
     def judge(text: bytes) -> Any:
         path.write_bytes(text)
-        return audit(str(path), trust)
+        verdict = audit(str(path), trust)
+        verdict.require(("confined", "durable"))
+        return verdict
 
     return judge
 
@@ -70,6 +74,13 @@ def _parts(data: bytes) -> list[tuple[str, bytes]]:
         found.append((section["name"], data[at : at + section["bytes"]]))
         at += section["bytes"]
     return found
+
+
+def _enveloped(good: bytes) -> Iterator[Mutation]:
+    """The envelope and the manifest, finely."""
+    first = _parts(good)[0][1]
+    for mutation in regions(first, 4):
+        yield Mutation(mutation.how, f"envelope {mutation.where}", lambda it=mutation: it.make() + good[len(first) :])
 
 
 def _spliced(good: bytes, other: bytes) -> Iterator[Mutation]:
@@ -125,7 +136,8 @@ class Lies:
 
     def _of_tokens(self) -> Iterator[Mutation]:
         for position, text in enumerate(self._tokens):
-            body, other = (json.loads(texts)["body"] for texts in (text, decode(self._others["capabilities"][position])[0]))
+            foreign = decode(self._others["capabilities"][position])[0]
+            body, other = (json.loads(token)["body"] for token in (text, foreign))
             yield from members(
                 body, other, lambda new, position=position: self._with_token(position, text_of(new)), "token"
             )
@@ -135,7 +147,7 @@ class Lies:
             leaf = json.loads(text)
             other = json.loads(decode(self._others["leaves"][index])[0])
             yield from members(
-                leaf["body"], other["body"], lambda new, index=index: self._with_leaf(index, text_of(new)), leaf["type"]
+                leaf["body"], other["body"], lambda new, index=index: self.with_leaf(index, text_of(new)), leaf["type"]
             )
 
     def _of_items(self, name: str) -> Iterator[Mutation]:
@@ -190,7 +202,7 @@ class Lies:
                 renamed[leaf["body"]["call"]["binding"].encode()] = ids["binding"].encode()
         return self._of({}, {"capabilities": tokens}, renamed)
 
-    def _with_leaf(self, index: int, body: bytes) -> bytes:
+    def with_leaf(self, index: int, body: bytes) -> bytes:
         leaves = list(self._sections["leaves"])
         text = self._leaves[index]
         kind = json.loads(text)["type"]
@@ -295,6 +307,3 @@ def _another_cbor(value: Any) -> Any:
         case list():
             return [*value, *value] if value and isinstance(value[0], dict) else [*value, "arguments:x"]
     return {**value, "size": value["size"] + 1}
-
-
-_Change = Callable[[bytes], bytes]

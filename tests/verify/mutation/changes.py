@@ -15,7 +15,7 @@ from tests.verify.signed import jcs
 
 _AGAIN = "\x01"  # at the end of a name: the member before it once more, under the same name
 _WRITTEN_AGAIN = re.compile(rb"\\u0001(?=\":)")
-_KEPT = object()
+_KEPT = object()  # there is no such change
 
 Path = tuple[Any, ...]
 Write = Callable[[Any], bytes]
@@ -46,7 +46,7 @@ def members(document: Any, other: Any = None, write: Write | None = None, prefix
     write = write or text_of
     for path in _paths(document):
         value = at(document, path)
-        where = ".".join([*([prefix] if prefix else []), *map(str, path)])
+        where = _where(prefix, document, path)
         taken = _of_other(other, path, value)
         for how, new in (
             ("another value", _another(value)),
@@ -54,17 +54,17 @@ def members(document: Any, other: Any = None, write: Write | None = None, prefix
             ("null", None if value is not None else _KEPT),
             ("another run's", taken),
         ):
-            if (new is not _KEPT and new != value) or (type(new) is not type(value) and new is not _KEPT):
+            if new is not _KEPT and (new != value or type(new) is not type(value)):
                 yield Mutation(how, where, lambda path=path, new=new: write(_replaced(document, path, new)))
         yield Mutation("removed", where, lambda path=path: write(_removed(document, path)))
         yield Mutation("duplicated", where, lambda path=path: write(_doubled(document, path)))
     for path in [(), *_paths(document)]:
         container = at(document, path)
         if isinstance(container, dict):
-            where = ".".join([*([prefix] if prefix else []), *map(str, path), "unknown"])
+            where = _where(prefix, document, path) + ".unknown"
             yield Mutation("added", where, lambda path=path: write(_replaced(document, (*path, "unknown"), 1)))
         elif isinstance(container, list) and len(container) > 1 and container[0] != container[-1]:
-            where = ".".join([*([prefix] if prefix else []), *map(str, path)])
+            where = _where(prefix, document, path)
             turned = list(reversed(container))
             yield Mutation("re-ordered", where, lambda path=path, new=turned: write(_replaced(document, path, new)))
 
@@ -72,6 +72,16 @@ def members(document: Any, other: Any = None, write: Write | None = None, prefix
 def text_of(document: Any) -> bytes:
     """Canonical text, but for a member that is there twice."""
     return _WRITTEN_AGAIN.sub(b"", jcs(document))
+
+
+def _where(prefix: str, document: Any, path: Path) -> str:
+    """The path in words; what has a name in an array goes by it."""
+    parts, at = [prefix] if prefix else [], document
+    for step in path:
+        at = at[step]
+        named = at.get("name") if isinstance(step, int) and isinstance(at, dict) else None
+        parts.append(named if isinstance(named, str) else str(step))
+    return ".".join(parts)
 
 
 def _paths(value: Any, path: Path = ()) -> Iterator[Path]:
@@ -181,12 +191,11 @@ def regions(good: bytes, step: int = 0) -> Iterator[Mutation]:
         region = good[start:end]
         for mask in (0x01, 0x20, 0x80):
             flipped = bytes(byte ^ mask for byte in region)
-            yield Mutation(
-                "flipped", where, lambda start=start, end=end, new=flipped: good[:start] + new + good[end:]
-            )
+            yield Mutation("flipped", where, lambda start=start, end=end, new=flipped: good[:start] + new + good[end:])
         yield Mutation("removed bytes", where, lambda start=start, end=end: good[:start] + good[end:])
         yield Mutation("duplicated bytes", where, lambda start=start, end=end: good[:end] + good[start:])
         yield Mutation("truncated", where, lambda start=start: good[:start])
+    yield Mutation("removed bytes", "the last", lambda: good[:-1])
     yield Mutation("concatenated", "with itself", lambda: good + good)
     yield Mutation("concatenated", "with itself, on a line of its own", lambda: good + b"\n" + good)
 

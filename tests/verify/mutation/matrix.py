@@ -13,7 +13,8 @@ from tests.verify.mutation.changes import Mutation
 from verify.verdict import Exit, Verdict, VerifyError
 
 Judge = Callable[[bytes], Verdict]
-ALL = os.environ.get("CHIO_MUTATIONS") == "all"
+_WANTED = os.environ.get("CHIO_MUTATIONS", "")  # `all`, or at most so many of each way to change an artifact
+ALL = _WANTED == "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,50 +52,54 @@ class Subject:
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the changes of one artifact."""
+    """What came of the changes of one artifact. A change that several checks refuse counts for each of them."""
 
     name: str
-    caught: Counter[tuple[str, str]] = field(default_factory=Counter)  # (how, check)
+    caught: Counter[str] = field(default_factory=Counter)  # by how it was changed
+    checks: Counter[str] = field(default_factory=Counter)
+    alone: Counter[str] = field(default_factory=Counter)  # by a check that nothing else stood behind
     excused: Counter[str] = field(default_factory=Counter)
     uncaught: list[str] = field(default_factory=list)
 
+    def count(self, how: str, checks: list[str]) -> None:
+        self.caught[how] += 1
+        self.checks.update(checks)
+        if len(checks) == 1:
+            self.alone.update(checks)
+
     def text(self) -> str:
         total = self.caught.total() + self.excused.total() + len(self.uncaught)
-        lines = [f"{self.name}: {total} changes, {self.caught.total()} caught"]
-        checks: Counter[str] = Counter()
-        for (_, check), count in self.caught.items():
-            checks[check] += count
-        lines += [f"  {count:6}  {check}" for check, count in checks.most_common()]
-        lines += [f"  {count:6}  not caught: {reason}" for reason, count in self.excused.most_common()]
+        ways = ", ".join(f"{how} {count}" for how, count in self.caught.most_common())
+        lines = [f"{self.name}: {total} changes, {self.caught.total()} caught ({ways})"]
+        lines += [f"  {count:6}  {check} (alone: {self.alone[check]})" for check, count in self.checks.most_common()]
+        lines += [f"  {count:6}  means nothing: {reason}" for reason, count in self.excused.most_common()]
         lines += [f"  NOT CAUGHT  {uncaught}" for uncaught in self.uncaught[:200]]
         return "\n".join(lines)
 
 
-def catcher(judge: Judge, text: bytes) -> str:
-    """The first check that refuses an artifact, or that it takes and that cannot be made; nothing if it passes."""
+def catchers(judge: Judge, text: bytes) -> list[str]:
+    """The checks that refuse an artifact, or that it takes and that cannot be made; none if it passes."""
     try:
         verdict = judge(text)
     except VerifyError as error:
-        assert error.what, error
-        assert error.fix, error
-        return error.check
+        return [error.check]
     if verdict.exit is Exit.VERIFIED:
-        return ""
-    return verdict.failed[0].name if verdict.failed else f"{verdict.missing[0].name} (unchecked)"
+        return []
+    return [check.name for check in verdict.failed] or [f"{check.name} (unchecked)" for check in verdict.missing]
 
 
 def tally(subject: Subject, *, everything: bool = ALL) -> Tally:
     """Judges the changes, all of them or so many of each way as the subject draws."""
-    assert catcher(subject.judge, subject.good) == "", f"{subject.name} itself is refused"
+    assert catchers(subject.judge, subject.good) == [], f"{subject.name} itself is refused"
     found = Tally(subject.name)
     mutations = subject.mutations() if everything else _drawn(subject)
     for mutation in mutations:
         changed = mutation.make()
         if changed == subject.good:
             continue
-        check = catcher(subject.judge, changed)
-        if check:
-            found.caught[mutation.how, check] += 1
+        checks = catchers(subject.judge, changed)
+        if checks:
+            found.count(mutation.how, checks)
             continue
         excuse = next((it for it in subject.harmless if it.excuses(mutation, subject.good, changed)), None)
         if excuse is not None:
@@ -112,8 +117,9 @@ def _drawn(subject: Subject) -> Iterator[Mutation]:
     ways: dict[str, list[Mutation]] = {}
     for mutation in subject.mutations():
         ways.setdefault(mutation.how, []).append(mutation)
+    draw = min(subject.draw, int(_WANTED)) if _WANTED.isdigit() else subject.draw
     for group in ways.values():
         dice.shuffle(group)
         firsts = {mutation.pattern: mutation for mutation in group}
         rest = [mutation for mutation in group if firsts[mutation.pattern] is not mutation]
-        yield from [*firsts.values(), *rest][: subject.draw]
+        yield from [*firsts.values(), *rest][:draw]

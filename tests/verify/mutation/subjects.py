@@ -141,9 +141,7 @@ def _leaves(folder: Path, leaves: list[bytes], others: list[bytes], judge: Calla
             leaf = json.loads(text)
             yield from members(leaf, json.loads(others[index]), put(index), leaf["type"])
 
-    return Subject(
-        "export of leaves", good, _placed(folder, "changed.ndjson", judge), mutations, harmless.LAST_NEWLINE
-    )
+    return Subject("export of leaves", good, _placed(folder, "changed.ndjson", judge), mutations, harmless.LAST_NEWLINE)
 
 
 def _pins(folder: Path, judge: Callable[[Pins], Verdict]) -> Subject:
