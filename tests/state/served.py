@@ -28,6 +28,7 @@ class Served:
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="chio-test-")
     )
     connection: dict[str, Any] = field(default_factory=dict)
+    ready: dict[str, Any] = field(default_factory=dict)
     host: subprocess.Popen[bytes] | None = None
 
     @property
@@ -47,7 +48,8 @@ class Served:
         command = [CHIO, "process", "serve", "--state", str(self.state.path), "--socket", self.path, *self.options]
         self.host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         assert self.host.stdout is not None
-        assert json.loads(self.host.stdout.readline())["ready"] is True
+        self.ready = json.loads(self.host.stdout.readline())
+        assert self.ready["ready"] is True
 
     def kill(self, whom: str) -> None:
         """SIGKILL to the `host` or to its `kernel`; returns when both are dead."""
