@@ -83,6 +83,15 @@ def _launching(command: Callable[..., None]) -> Callable[..., None]:
     return roots(without(command))
 
 
+def _witnessed(command: Callable[..., None]) -> Callable[..., None]:
+    """The option of the verbs that serve."""
+    return click.option(
+        "--checkpoint-to",
+        metavar="FILE|'|COMMAND'",
+        help="Hand out each checkpoint of the log: keep the newest in a file, or give each to a command's stdin.",
+    )(command)
+
+
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="chio", message="%(prog)s %(version)s")
 def main() -> None:
@@ -140,6 +149,7 @@ def init(
     "--allow-unconfined", is_flag=True, help="Let workers with the profile `none` run with this account's rights."
 )
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@_witnessed
 @keyed
 @_launching
 @errors
@@ -148,6 +158,7 @@ def run(
     plan: Path,
     allow_unconfined: bool,
     allow_volatile: bool,
+    checkpoint_to: str | None,
     key_file: Path | None,
     roots: tuple[str, ...],
     without: tuple[str, ...],
@@ -156,18 +167,13 @@ def run(
 
     Example: chio process run --state .chio --plan process.json
     """
-    from chio.host import Host
     from chio.plans import PlanReader
     from chio.runner import Runner
 
     reader = PlanReader(plan, state, allow_unconfined=allow_unconfined, runtime_roots=roots, without=without)
-    host = Host(state, allow_volatile=allow_volatile, key_file=key_file)
-    try:
-        with _table() as table:
-            runner = Runner(host, reader, table, without)
-            report = runner.run()
-    finally:
-        host.close()
+    with opened(state, key_file, allow_volatile, checkpoint_to) as host, _table() as table:
+        runner = Runner(host, reader, table, without)
+        report = runner.run()
     show(report)
     if runner.refusal is not None:
         fail(runner.refusal)
@@ -251,6 +257,7 @@ def state(state: Path, name: str, blob: str | None, key_file: Path | None) -> in
 @click.option("--state", required=True, type=PATH)
 @click.option("--socket", "socket_path", required=True, type=PATH, help="Where to listen: a path that does not exist.")
 @click.option("--allow-volatile", is_flag=True, help="Accept a file system that may lose acknowledged work.")
+@_witnessed
 @keyed
 @_launching
 @errors
@@ -258,6 +265,7 @@ def serve(
     state: Path,
     socket_path: Path,
     allow_volatile: bool,
+    checkpoint_to: str | None,
     key_file: Path | None,
     roots: tuple[str, ...],
     without: tuple[str, ...],
@@ -268,7 +276,7 @@ def serve(
     """
     from chio.serve import serve as run_server
 
-    with opened(state, key_file, allow_volatile) as host:
+    with opened(state, key_file, allow_volatile, checkpoint_to) as host:
         run_server(host, socket_path.absolute(), roots, without, _print_line)
     return 0
 

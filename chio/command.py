@@ -75,11 +75,15 @@ def keyed(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def opened(state: Path, key_file: Path | None, allow_volatile: bool = False) -> Iterator[Host]:
+def opened(
+    state: Path, key_file: Path | None, allow_volatile: bool = False, checkpoint_to: str | None = None
+) -> Iterator[Host]:
+    from chio.handout import handing_out
     from chio.host import Host
 
-    host = Host(state, allow_volatile=allow_volatile, key_file=key_file)
-    try:
-        yield host
-    finally:
-        host.close()
+    with handing_out(checkpoint_to, state) as checkpointed:
+        host = Host(state, allow_volatile=allow_volatile, key_file=key_file, checkpointed=checkpointed)
+        try:
+            yield host
+        finally:
+            host.close()

@@ -477,3 +477,71 @@ class WorkerBootstrap(Document, frozen=True):
     connection: Connection
     attempt: Number
     input: Any
+
+
+# --- what is kept ------------------------------------------------------------------------------------------------
+
+
+class SnapshotIndex(Document, frozen=True):
+    bytes: Annotated[int, Meta(ge=1, le=256 * 1024)]
+    sha256: Digest
+    blobs: Annotated[list[Digest], Meta(min_length=1, max_length=64)]
+
+
+class JsonSnapshot(Document, frozen=True):
+    """The reference of a document in blobs. `bytes` and `sha256` are of its canonical text."""
+
+    schema: Literal["chio.process.json-snapshot.v1"]
+    bytes: Annotated[int, Meta(ge=1, le=8 * 1024 * 1024)]
+    sha256: Digest
+    index: SnapshotIndex
+
+
+class CheckpointEnvelope(Document, frozen=True):
+    """`docs/checkpoints.md`: one revision of one record of progress."""
+
+    id: Name
+    run_id: Name
+    revision: Count
+    kind: Annotated[str, Meta(max_length=128, pattern=r"\A[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)+\Z")]
+    schema_version: Number
+    payload: dict[str, Any]
+    updated_at: Count
+
+
+class ResolvedTmpfs(Document, frozen=True):
+    tmp_bytes: Count
+    shm_bytes: Count
+    inodes: Count
+
+
+class ResolvedLimits(Document, frozen=True):
+    open_files: Count
+    file_bytes: Count
+    scratch_bytes: Count
+    output_bytes: Count
+    memory_bytes: Count
+    pids: Count
+    cpu_seconds: Count
+    cpu_quota_percent: Count
+
+
+class ResolvedSeccomp(Document, frozen=True):
+    list: Text
+    text_sha256: Digest
+
+
+class ResolvedProfile(Document, frozen=True):
+    """What holds of a confinement profile after `extends`. `profile_sha256` is of its text, as it was written."""
+
+    schema: Literal["chio.resolved-profile.v1"]
+    name: Text
+    profile_sha256: Digest
+    hostname: Text
+    environment: dict[str, str]
+    tmpfs: ResolvedTmpfs
+    limits: ResolvedLimits
+    network: Literal["none", "loopback"]
+    seccomp: ResolvedSeccomp
+    landlock: Literal["required", "best-effort"]
+    cgroup: Literal["required", "best-effort"]

@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,14 @@ _STOP_S = 10.0
 
 
 class KernelProcess:
-    """The kernel as the host sees it: one request at a time over the control socket."""
+    """The kernel as the host sees it: one request at a time over the control socket.
 
-    def __init__(self, pass_fds: tuple[int, ...] = ()) -> None:
+    `checkpointed` is called with each checkpoint of the log, in their order, whatever the host was just waiting for.
+    """
+
+    def __init__(
+        self, pass_fds: tuple[int, ...] = (), checkpointed: Callable[[str], None] = lambda _note: None
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             self._process = (
@@ -39,6 +45,7 @@ class KernelProcess:
                 )
             )
         self._channel = Channel(ours, "kernel")
+        self._checkpointed = checkpointed
         self._next = 0
         self._events: list[tuple[dict[str, Any], list[int]]] = []
 
@@ -58,13 +65,20 @@ class KernelProcess:
             assert received is not None
             message, _ = received
             if message.get("re") != self._next:
-                self._events.append(received)
+                self._heard(received)
             elif message["ok"]:
                 return message
             else:
                 error = message["error"]
                 kind = _KINDS.get(error.pop("kind"), HostFault)
                 raise kind(error.pop("what"), **error)
+
+    def _heard(self, received: tuple[dict[str, Any], list[int]]) -> None:
+        message, _ = received
+        if message.get("event") == "checkpoint":
+            self._checkpointed(message["note"])
+        else:
+            self._events.append(received)
 
     @property
     def pending(self) -> bool:
@@ -73,7 +87,7 @@ class KernelProcess:
         What arrives while an answer is waited for is kept here, and the socket does not become readable for it again.
         """
         while (received := self._channel.receive(wait=False)) is not None:
-            self._events.append(received)
+            self._heard(received)
         return bool(self._events)
 
     def events(self) -> list[tuple[dict[str, Any], list[int]]]:
@@ -89,13 +103,23 @@ class KernelProcess:
         except (ChioError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
+        with contextlib.suppress(HostFault):
+            _ = self.pending  # to the end of what it said: its last checkpoint is committed after `quit`
         self._channel.close()
 
 
 class Host:
     """One opened and recovered state, and the kernel that serves it."""
 
-    def __init__(self, path: Path, *, allow_volatile: bool = False, key_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        allow_volatile: bool = False,
+        key_file: Path | None = None,
+        checkpointed: Callable[[str], None] = lambda _note: None,
+    ) -> None:
+        """`checkpointed` is told the log's newest checkpoint, and each one that is committed until it is closed."""
         self.path = path
         with contextlib.ExitStack() as held:
             directory = statedir.open_existing(path)
@@ -106,7 +130,7 @@ class Host:
                 held.callback(os.close, fds[1])
             self.lock = statedir.lock(directory, path)
             fds.insert(1, self.lock)
-            self.kernel = KernelProcess((self.lock,))
+            self.kernel = KernelProcess((self.lock,), checkpointed)
             try:
                 opened = self.kernel.call(
                     "open",

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from chio import documents, leaf_types, schema
+from chio import documents, leaf_types, printed, schema
 from chio.errors import InputError
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -41,11 +41,28 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "chio.receipt.signatures.v1": documents.ReceiptSignatures,
     "chio.receipt.export.v1": documents.ReceiptExport,
     "chio.verdict.v1": documents.Verdict,
+    "chio.backup.v1": schema.Backup,
+    "chio.process.evidence.v1": printed.EvidenceWritten,
+    "chio.process.json-snapshot.v1": documents.JsonSnapshot,
+    "chio.resolved-profile.v1": documents.ResolvedProfile,
+    "checkpoint-envelope": documents.CheckpointEnvelope,
+    "init": printed.Initialized,
+    "serve": printed.Ready,
+    "key": printed.KeyFile,
+    "credential": printed.Credential,
+    "revoke": printed.Revoked,
+    "revoke-capability": printed.CapabilityRevoked,
+    "cancel": printed.Cancelled,
+    "delete": printed.Deleted,
+    "backup": printed.BackedUp,
+    "restore": printed.Restored,
+    "accept": printed.Accepted,
+    "reconcile": printed.ReconciledCall,
 }
 
 
 def names() -> list[str]:
-    """Everything that has a schema. `leaf` is any leaf of the log, `leaf.TYPE` one of a type."""
+    """Everything that has a schema. `leaf` is any leaf of the log, `leaf.TYPE` one of a type, a verb what it prints."""
     return sorted([*DOCUMENTS, "leaf", *(f"leaf.{kind}" for kind in leaf_types.BODIES)])
 
 

@@ -1,8 +1,10 @@
 """The host's operations over the control socket (design: host and kernel meet only here).
 
 Each request is `{"id","op",...}` and is answered `{"re","ok":true,...}` or `{"re","ok":false,"error":{...}}`, in commit
-order. The kernel speaks first only to say which processes were cancelled (`{"event":"cancelled","processes":[...]}`)
-and to ask about a peer (`{"event":"peer","process","number","ticket"}`, with its pidfd): the operation `peer` answers.
+order. The kernel speaks first only to say which processes were cancelled (`{"event":"cancelled","processes":[...]}`),
+which server a call waits for (`server_needed`) and how its handshake went (`server`), which checkpoint of the log was
+committed (`{"event":"checkpoint","note"}`), and to ask about a peer (`{"event":"peer","process","number","ticket"}`,
+with its pidfd): the operation `peer` answers.
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ class Control:
 
     def server_needed(self, server: str) -> None:
         self._send({"event": "server_needed", "server": server})
+
+    def checkpointed(self, note: str) -> None:
+        self._send({"event": "checkpoint", "note": note})
 
     def check_peer(self, process: str, number: int, pidfd: int, done: Callable[[bool], None]) -> None:
         """Only the host may look into an attempt's namespaces; it answers with the operation `peer`."""

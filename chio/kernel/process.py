@@ -51,6 +51,9 @@ class HostLink(Protocol):
     def server_needed(self, server: str) -> None:
         """Start this tool server (again): a call waits for it."""
 
+    def checkpointed(self, note: str) -> None:
+        """This checkpoint of the log is on disk: it may be handed out."""
+
     def check_peer(self, process: str, number: int, pidfd: int, done: Callable[[bool], None]) -> None:
         """Is the process behind `pidfd` in this attempt's pid namespace? Takes the descriptor over."""
 
@@ -114,7 +117,9 @@ class Kernel:
         self.records = WorkerRecords(self, blobs.BlobFiles(directory))
         self.counters = counters.Counters(self.store)
         receipts_fd = recovery.open_receipts(directory)
-        self.writer = Writer(loop, self.store, self.log, self.counters, self._rolled_back, receipts_fd)
+        self.writer = Writer(
+            loop, self.store, self.log, self.counters, self._rolled_back, receipts_fd, link.checkpointed
+        )
         self.router = _router(loop, self.config, bootstrap, link.server_needed)
         self.ledger = Ledger(
             self.store,

@@ -38,7 +38,10 @@ class Item:
 
 
 class Writer:
-    """The one writer of the state. `rolled_back` reloads what is mirrored in memory."""
+    """The one writer of the state. `rolled_back` reloads what is mirrored in memory.
+
+    `checkpointed` is told each checkpoint of the log once it is on disk; the first is the newest at the start.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Writer:
         counters: Counters,
         rolled_back: Callable[[], None],
         receipts_fd: int,
+        checkpointed: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._store = store
@@ -55,6 +59,9 @@ class Writer:
         self._counters = counters
         self._rolled_back = rolled_back
         self._receipts_fd = receipts_fd
+        self._checkpointed = checkpointed
+        newest = store.last_checkpoint()
+        self._untold = newest[2] if newest else None  # a host that died may have told nobody
         self._queue: list[Item] = []
         self._scheduled = False
         self._grouped = False
@@ -87,14 +94,23 @@ class Writer:
             self._counters.flush()
         if self._store.in_transaction:
             self._store.commit()
+        self._tell_checkpoint()
         return result
 
     def checkpoint_log(self) -> None:
         """Commit a checkpoint of the log's present size, unless it has one."""
         if self._log.size > self._log.checkpointed:
             self._store.begin()
-            self._store.put_checkpoint(self._log.size, b"".join(self._log.frontier), self._log.note())
+            note = self._log.note()
+            self._store.put_checkpoint(self._log.size, b"".join(self._log.frontier), note)
+            self._untold = note.decode()
             self._log.checkpointed = self._log.size
+
+    def _tell_checkpoint(self) -> None:
+        """After the commit that holds it."""
+        if self._untold is not None:
+            note, self._untold = self._untold, None
+            self._checkpointed(note)
 
     def flush(self) -> None:
         """Commit what is ready. Called by the loop; at the end also by whoever stops the kernel."""
@@ -131,12 +147,14 @@ class Writer:
                 self._counters.flush()
         except sqlite3.Error:
             self._in_savepoint = False
+            self._untold = None
             self._store.rollback()
             self._log.restore(mark)
             self._rolled_back()
             return None
         if self._store.in_transaction:
             self._store.commit()
+        self._tell_checkpoint()
         return done
 
     def _release(self, done: list[tuple[Item, Any]]) -> None:

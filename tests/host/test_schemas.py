@@ -11,8 +11,12 @@ import jsonschema_rs
 import pytest
 
 from chio.schemas import names, published
+from confine import load_profile
 from tests.host.commands import accepted, refused
-from tests.kernel.serving import State, all_of, child, config, mailbox
+from tests.kernel.external import ToolState, host_config, server, tool
+from tests.kernel.external import child as tool_child
+from tests.kernel.serving import State, all_of, child, config, mailbox, policy
+from tests.state.served import Served
 from verify.bundle import Bundle
 from verify.leaves import BODIES, read_leaf_text
 
@@ -121,6 +125,81 @@ def test_what_commands_print_of_a_served_state_is_of_its_schema(tmp_path: Path) 
     key = ("--trusted-kernel-pubkey", state.path / "kernel.pub")
     assert complaints("chio.receipt.signatures.v1", accepted("receipt", "verify", "--input", receipts, *key)) == []
     assert complaints("chio.verdict.v1", accepted("verify", "receipts", receipts, *key)) == []
+
+
+def test_what_the_commands_of_a_whole_life_print_is_of_its_schemas(tmp_path: Path) -> None:
+    folder, key = tmp_path / "folder", tmp_path / "chio.key"
+    assert complaints("key", accepted("process", "key", "--out", key)) == []
+    documents = {"policy.yaml": policy(), "host.json": config(child("a", *all_of("jobs")), child("b"))}
+    folder.mkdir()
+    for name, document in documents.items():
+        (folder / name).write_text(json.dumps(document))
+    keyed = ("--key-file", key)
+    made = accepted("process", "init", "--config", folder / "host.json", "--state", folder / "state", *keyed)
+    assert complaints("init", made) == []
+    at = ("--state", folder / "state")
+    socket = ("--socket", tmp_path / "socket", "--out", tmp_path / "connection")
+    assert complaints("credential", accepted("process", "credential", *at, "--process", "a", *socket, *keyed)) == []
+    connection = of((tmp_path / "connection").read_text(encoding="utf-8"))
+    assert complaints("connection", connection) == []
+    for verb, *more in (("revoke",), ("revoke-capability",), ("cancel",), ("delete", "--by", "me")):
+        assert complaints(verb, accepted("process", verb, *at, "--process", "a", *more, *keyed)) == []
+    written = accepted("process", "evidence", *at, "--out", tmp_path / "run.chio", "--withhold", "outputs", *keyed)
+    assert complaints("chio.process.evidence.v1", written) == []
+    copy = tmp_path / "copy"
+    assert complaints("backup", accepted("process", "backup", *at, "--out", copy)) == []
+    assert complaints("chio.backup.v1", of((copy / "backup.json").read_text(encoding="utf-8"))) == []
+    new = ("--state", tmp_path / "restored")
+    keys = ("--signing-key", folder / "state" / "keys.json")
+    restored = accepted("process", "restore", "--backup", copy, *new, "--by", "me", *keys, *keyed)
+    assert complaints("restore", restored) == []
+    assert complaints("accept", accepted("process", "accept", *new, "--by", "me", *keyed)) == []
+
+
+def test_the_line_of_a_host_that_serves_is_of_its_schema(tmp_path: Path) -> None:
+    with Served(State.make(tmp_path / "folder"), "a") as served:
+        served.start()
+        assert complaints("serve", served.ready) == []
+
+
+def test_a_statement_about_an_unknown_outcome_is_of_its_schema(tmp_path: Path) -> None:
+    servers = [server("rogue", "rogue.py", tmp_path / "rogue")]
+    host = host_config(servers, tool_child("a", "rogue/do"))
+    state = ToolState.make(tmp_path / "folder", host, policy(tool("rogue")))
+    with state.serve() as serving:
+        serving.worker("a").invoke("lost", "do", {"how": "exit"}, "rogue")
+    (tmp_path / "evidence").write_text("said by the bank")
+    said = ("--key", "lost", "--outcome", "applied", "--evidence", tmp_path / "evidence", "--by", "me")
+    told = accepted("process", "reconcile", "--state", state.path, "--process", "a", *said)
+    assert complaints("reconcile", told) == []
+    assert complaints("reconcile", {**told, "outcome": "unknown"}) != []
+
+
+# --- what is kept ---
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((ROOT / "policies").glob("*.yaml"))])
+def test_the_resolved_form_of_each_profile_is_of_its_schema(name: str) -> None:
+    resolved = of(load_profile(name).resolved("0" * 64))
+    assert complaints("chio.resolved-profile.v1", resolved) == []
+    assert complaints("chio.resolved-profile.v1", {**resolved, "landlock": "off"}) != []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "fixtures/checkpoints").glob("*/*.json")), ids=lambda path: path.stem)
+def test_kept_checkpoint_envelopes_are_of_their_schema(path: Path) -> None:
+    document = of(path.read_text(encoding="utf-8"))
+    assert complaints("checkpoint-envelope", document) == []
+    for change in ({"revision": -1}, {"kind": "Agent"}, {"kind": "chio"}, {"id": ""}, {"payload": []}, {"more": 1}):
+        assert complaints("checkpoint-envelope", {**document, **change}) != []
+
+
+def test_snapshot_references_of_the_vectors_are_of_their_schema() -> None:
+    for file in ("small", "large"):
+        for case in of((ROOT / f"fixtures/vectors/snapshots/{file}.json").read_text(encoding="utf-8"))["cases"]:
+            reference = case["reference"]
+            assert complaints("chio.process.json-snapshot.v1", reference) == []
+            bare = {**reference, "index": {**reference["index"], "blobs": []}}
+            assert complaints("chio.process.json-snapshot.v1", bare) != []
 
 
 # --- the two readers of leaves ---

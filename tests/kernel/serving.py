@@ -315,9 +315,9 @@ class State:
 class Serving:
     """A live kernel on a state, until it is closed or killed."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, checkpointed: Callable[[str], None] = lambda _note: None) -> None:
         self.state = state
-        self.host = Host(state.path, key_file=state.key_file)
+        self.host = Host(state.path, key_file=state.key_file, checkpointed=checkpointed)
         self._sockets = tempfile.TemporaryDirectory(prefix="chio-test-")
         self._listening: list[socket.socket] = []
 

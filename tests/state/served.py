@@ -19,14 +19,16 @@ from tests.report.test_experiments import descendants, died
 
 @dataclass(slots=True)
 class Served:
-    """One process of a state, served again and again on one socket under one credential."""
+    """One process of a state, served again and again on one socket under one credential, with these options."""
 
     state: State
     process: str
+    options: tuple[str, ...] = ()
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="chio-test-")
     )
     connection: dict[str, Any] = field(default_factory=dict)
+    ready: dict[str, Any] = field(default_factory=dict)
     host: subprocess.Popen[bytes] | None = None
 
     @property
@@ -43,10 +45,11 @@ class Served:
 
     def start(self) -> None:
         Path(self.path).unlink(missing_ok=True)  # a killed host leaves its socket behind
-        command = [CHIO, "process", "serve", "--state", str(self.state.path), "--socket", self.path]
+        command = [CHIO, "process", "serve", "--state", str(self.state.path), "--socket", self.path, *self.options]
         self.host = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         assert self.host.stdout is not None
-        assert json.loads(self.host.stdout.readline())["ready"] is True
+        self.ready = json.loads(self.host.stdout.readline())
+        assert self.ready["ready"] is True
 
     def kill(self, whom: str) -> None:
         """SIGKILL to the `host` or to its `kernel`; returns when both are dead."""

@@ -39,6 +39,9 @@ class NoHost:
     def server_needed(self, server: str) -> None:
         pass
 
+    def checkpointed(self, note: str) -> None:
+        pass
+
     def check_peer(self, process: str, number: int, pidfd: int, done: Callable[[bool], None]) -> None:
         raise AssertionError("nobody connects")
 
