@@ -56,7 +56,7 @@ def main(words: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    work = Path(options.work).absolute()
+    work = Path(options.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
     if unknown := set(options.scenario or ()) - set(home.ALL):
         print(f"faults: no such scenario: {', '.join(sorted(unknown))}; {', '.join(home.ALL)}", file=sys.stderr)

@@ -20,6 +20,7 @@ _CACHE = "/__pycache__"  # of Python's own: written by whoever comes first
 _PATH_BYTES = 4096
 _MOST_BYTES = 64 * 1024 * 1024
 _UNSTABLE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9a-f]{12,}|(?<=/)\d+(?=/)")
+_TEMPORARY = re.compile(r"(?<=^/tmp/)([^/]*-)?[a-z0-9_]{8}(?=/|$)")  # as Python's tempfile makes names
 
 # Which argument is what: (descriptor, path, second path). A folder's descriptor stands one before the path.
 _PATHS: Mapping[str, tuple[int | None, int | None]] = {
@@ -203,7 +204,7 @@ class Describer:
             if path == root or path.startswith(f"{root}/"):
                 path = name + path[len(root) :]
                 break
-        return _UNSTABLE.sub("*", path)
+        return _UNSTABLE.sub("*", _TEMPORARY.sub(r"\1*", path))
 
 
 def _creates(asked: Notification) -> bool:

@@ -64,7 +64,6 @@ def _syncs(boundary: Boundary) -> bool:
 
 
 _SETTLED_EARLY = """\
-        elif isinstance(result, Dispatch):
             call = result.call
             early = b'{"kind":"value","value":{"content":[],"structuredContent":{"done":"pay"}}}'
             work = lambda: self.ledger.settle(replace(call), Event.ANSWERED, "answered", early)
@@ -75,7 +74,6 @@ _SETTLED_EARLY = """\
             self.writer.submit(Item(work, told, lambda: None))
 """
 _DISPATCHED = """\
-        elif isinstance(result, Dispatch):
             self._send(receive, result.call)
 """
 _INVOKED = """\
@@ -130,10 +128,7 @@ CONTROLS: Final = (
     Control(
         "intent recorded after the send",
         (
-            Edit(
-                "chio/kernel/process.py", _DISPATCHED,
-                "        elif isinstance(result, Dispatch):\n            pass\n",
-            ),
+            Edit("chio/kernel/process.py", _DISPATCHED, "            pass\n"),
             Edit(
                 "chio/kernel/process.py", _INVOKED,
                 "        if isinstance(result, Dispatch):\n            self._send(receive, result.call)\n" + _INVOKED,

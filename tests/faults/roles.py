@@ -20,7 +20,9 @@ def chio(caller: Process, look: Callable[[int], Process | None]) -> str:
         if len(caller.inside) == 1:
             return "launcher"
         return "init" if caller.inside[-1] == 1 else "child"
-    if "chio" in {os.path.basename(word) for word in words[:3]} and "process" in words:
+    if "chio_process.checkpoints" in words:
+        return "migration"
+    if "chio" in {os.path.basename(word) for word in words[:3]} and {"process", "receipt"} & set(words):
         parent = look(caller.parent)
         return "host's child" if parent is not None and parent.command == words else "host"
     return by_script(caller, look)

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--controls", action="store_true", help="the broken variants, instead of the scenarios")
     parser.add_argument("--work", default="build/faults", help="where cases run, on a disk")
     options = parser.parse_args()
-    work = Path(options.work).absolute()
+    work = Path(options.work).resolve()
     work.mkdir(parents=True, exist_ok=True)
     if options.controls:
         caught = catch_all(work)

@@ -23,7 +23,7 @@ CONTROLS: Final = (
     Control("synchronous normal", (Edit(_DATABASE, _FULL, '"synchronous": "normal"'),), "checkpoints", "acknowledged"),
     Control(
         "the state's parent not synced",
-        (Edit("chio/kernel/initialize.py", "    _sync_parent(path)\n", ""),),
+        (Edit("chio/kernel/initialize.py", "    statedir.sync_parent(path)\n", ""),),
         "init", "acknowledged",
     ),
     Control(
@@ -34,7 +34,7 @@ CONTROLS: Final = (
     ),
     Control(
         "a deletion that leaves its key on the disk",
-        (Edit("chio/kernel/control.py", "                self._kernel.store.erase_log()\n", "                pass\n"),),
+        (Edit("chio/kernel/control.py", "        if kernel.store.erase_log():\n", "        if True:\n"),),
         "deletion", "destroyed",
     ),
     *(
