@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chio import canonical, schema
+from chio import canonical, schema, statedir
 from chio.errors import InputError
 from chio.host import Host, read_document
 from chio.wire import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
@@ -48,6 +48,9 @@ def attest_call(
                 host.close()
             try:
                 written.write(base64.b64decode(answer["artifact"]) + b"\n")
+                written.flush()
+                os.fsync(written.fileno())
+                statedir.sync_parent(out)
             except OSError as error:
                 raise _unwritable(out, error) from error
             signed = True

@@ -392,8 +392,11 @@ def export(state: Path, out: Path, key_file: Path | None) -> int:
 
     Example: chio receipt export --state .chio --out receipts.ndjson
     """
+    import os
+
     from chio.errors import InputError, StateError
     from chio.kernel.reader import open_state
+    from chio.statedir import sync_parent
 
     count = 0
     with open_state(state, key_file) as reader:
@@ -403,6 +406,9 @@ def export(state: Path, out: Path, key_file: Path | None) -> int:
                 for text in receipts:
                     file.write(text + b"\n")
                     count += 1
+                file.flush()
+                os.fsync(file.fileno())
+            sync_parent(out)  # an export that was told as written outlasts a power cut
         except StateError:
             out.unlink()  # half an export is none
             raise

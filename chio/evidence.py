@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from chio import statedir
 from chio.errors import InputError
 from chio.host import Host
 
@@ -50,6 +51,7 @@ def write_evidence(
             answer = host.kernel.call("evidence", (fd,), withhold=list(withhold))
         finally:
             host.close()
+        statedir.sync_parent(out)  # the kernel has synced the file, not its name
         written = True
     finally:
         os.close(fd)

@@ -172,7 +172,7 @@ def _lock_file(directory: int, path: Path) -> int:
 
 
 def sync_parent(path: Path) -> None:
-    """Make a new directory's own name durable."""
+    """Make the name of a new directory or file durable."""
     parent = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(parent)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from chio import statedir
 from chio.errors import InputError
 from chio.kernel.log import consistency_ranges, leaf_bytes, proof_ranges, root_of
 from chio.kernel.reader import Reader, open_state
@@ -75,6 +76,9 @@ def _write(path: Path, option: str, content: Iterable[bytes]) -> None:
             made = True
             for part in content:
                 file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        statedir.sync_parent(path)  # an export that was told as written outlasts a power cut
     except OSError as error:
         if made:
             os.unlink(path)
