@@ -7,7 +7,9 @@ read-only open of a killed WAL database either writes its `-shm` file or misses 
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ from chio.kernel.database import half_initialised, require_version, unreadable
 from chio.kernel.vault import HOST, Unsealable, Vault, read_key, vault_of
 
 _WAL = f"{statedir.DATABASE}-wal"
+_COPIES = "chio-read-"
 
 
 class Reader:
@@ -290,12 +293,12 @@ def open_state(path: Path, key_file: Path | None = None) -> Iterator[Reader]:
             with _opened(path / statedir.DATABASE, "ro", path, True, key) as reader:
                 yield reader
             return
-        with tempfile.TemporaryDirectory(prefix="chio-read-") as private:
+        with _private_folder() as private:
             for name in (statedir.DATABASE, _WAL):
-                _copy(directory, name, Path(private) / name)
+                _copy(directory, name, private / name)
             os.close(lock)
             lock = None
-            with _opened(Path(private) / statedir.DATABASE, "rw", path, False, key) as reader:
+            with _opened(private / statedir.DATABASE, "rw", path, False, key) as reader:
                 yield reader
     finally:
         if lock is not None:
@@ -314,6 +317,41 @@ def _opened(file: Path, mode: str, path: Path, live: bool, key: tuple[bytes, str
         raise unreadable(str(path), error) from error
     finally:
         database.close()
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder of mode 0700 for a copy, held by a lock for as long as its reader lives.
+
+    Those of readers that were killed are removed first: nobody holds their locks.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_COPIES}*"):
+        _remove_abandoned(left)
+    while True:
+        with tempfile.TemporaryDirectory(prefix=_COPIES, ignore_cleanup_errors=True) as made:
+            fd = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if os.path.isdir(made):  # another reader may have found it unlocked, and removed it
+                    yield Path(made)
+                    return
+            finally:
+                os.close(fd)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if os.fstat(fd).st_uid == os.geteuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass  # its reader lives
+    finally:
+        os.close(fd)
 
 
 def _read_key_file(file: Path, state: Path) -> tuple[bytes, str]:

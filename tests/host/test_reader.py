@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from chio.kernel.reader import open_state
 from tests.host.commands import accepted, refused, run_chio
 from tests.kernel.serving import Serving, State, all_of, child, config, mailbox
 from verify.keys import Pins
@@ -188,6 +190,25 @@ def test_a_blob_that_rotted_is_not_shown(state: State) -> None:
         database.execute("UPDATE blob SET data = X'00'")
     line = refused("process", "state", "--state", state.path, "--process", "a", "--blob", sha256(BLOB).hexdigest())
     assert "do not match" in line
+
+
+def test_the_copy_of_a_reader_that_was_killed_is_removed_by_the_next_and_a_live_ones_is_not(
+    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed, live = tmp_path / "chio-read-killed", tmp_path / "chio-read-live"
+    for folder in (killed, live):
+        folder.mkdir(mode=0o700)
+        (folder / "authority.db").write_bytes(b"a copy")
+    held = os.open(live, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with open_state(state.path) as reader:
+        reader.status()
+        assert not killed.exists()
+        assert (live / "authority.db").exists()
+        assert len(list(tmp_path.glob("chio-read-*"))) == 2
+    os.close(held)
+    assert [path.name for path in tmp_path.glob("chio-read-*")] == ["chio-read-live"]
 
 
 def test_an_attempt_that_still_runs_has_no_logs_yet_and_never_anothers(state: State) -> None:
