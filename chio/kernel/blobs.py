@@ -10,7 +10,9 @@ import asyncio
 import binascii
 import os
 import secrets
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -32,14 +34,11 @@ class BlobFiles:
     """The folder of large blobs of one state."""
 
     def __init__(self, directory: int) -> None:
-        self._folder = os.open(
-            statedir.BLOBS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory
-        )
+        self._directory = directory  # the state's: this holds no descriptor of its own
         self._threads = ThreadPoolExecutor(_THREADS, "blobs")
 
     def close(self) -> None:
         self._threads.shutdown()
-        os.close(self._folder)
 
     async def write(self, vault: Vault, process: str, digest: str, data: bytes) -> str:
         """Seal and write a new file, in a thread; synced, and its name too, which is returned. Raises `OSError`."""
@@ -50,8 +49,9 @@ class BlobFiles:
 
     def _write(self, vault: Vault, process: str, digest: str, name: str, data: bytes) -> None:
         try:
-            statedir.write_new(self._folder, name, vault.seal(process, f"blob/{digest}", data))
-            os.fsync(self._folder)
+            statedir.write_new(self._directory, _path(name), vault.seal(process, f"blob/{digest}", data))
+            with self._opened() as folder:
+                os.fsync(folder)
         except OSError:
             self.remove(name)
             raise
@@ -59,20 +59,36 @@ class BlobFiles:
     def read(self, name: str) -> bytes | None:
         """None when it is gone."""
         try:
-            return statedir.read(self._folder, name)
+            return statedir.read(self._directory, _path(name))
         except FileNotFoundError:
             return None
 
     def remove(self, name: str) -> None:
         try:
-            os.unlink(name, dir_fd=self._folder)
+            os.unlink(_path(name), dir_fd=self._directory)
         except FileNotFoundError:
             pass
 
     def sweep(self, known: set[str]) -> None:
         """Remove what no row names. Only at start, when nothing is on its way."""
-        for name in set(os.listdir(self._folder)) - known:
+        with self._opened() as folder:
+            found = set(os.listdir(folder))
+        for name in found - known:
             self.remove(name)
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        folder = os.open(
+            statedir.BLOBS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory
+        )
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def _path(name: str) -> str:
+    return f"{statedir.BLOBS}/{name}"
 
 
 async def decode(text: str) -> tuple[bytes, str]:

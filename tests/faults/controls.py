@@ -84,6 +84,7 @@ _INVOKED = """\
 _COMMITS = """\
         if self._store.in_transaction:
             self._store.commit()
+        self._tell_checkpoint()
         return done
 """
 _RELEASES = """\
@@ -112,7 +113,7 @@ CONTROLS: Final = (
     Control(
         "reply before the commit",
         (
-            Edit("chio/kernel/writer.py", _COMMITS, "        return done\n"),
+            Edit("chio/kernel/writer.py", _COMMITS, "        self._tell_checkpoint()\n        return done\n"),
             Edit(
                 "chio/kernel/writer.py", _RELEASES,
                 _RELEASES + "        if self._store.in_transaction:\n            self._store.commit()\n",

@@ -337,7 +337,7 @@ def test_a_document_that_changed_by_one_byte_since_init_refuses_the_host_by_name
 
 
 def test_an_expired_state_starts_no_attempt_and_says_what_to_do(tmp_path: Path) -> None:
-    state = State.make(tmp_path / "folder", config(child("a", "send_jobs")), policy(grant(ttl=4)))
+    state = State.make(tmp_path / "folder", config(child("a", "send_jobs"), max_calls=1_000_000), policy(grant(ttl=4)))
     with state.serve() as serving:
         until_expired(serving.worker("a"))
     worker: dict[str, Any] = {"process": "a", "command": ["true"], "timeout_seconds": 5}
